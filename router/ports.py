@@ -1,0 +1,85 @@
+"""The seam between the HTTP API and the dispatcher: what the API asks for and what it is told.
+
+The API turns a body into a Batch and renders Deltas; it knows no replica. The dispatcher admits a Batch, keeps its
+streams alive across replicas and yields Deltas; it knows no text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from replica.contract.messages import EngineLimits, FinishReason, GenerateRequest, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All choices of one client request, admitted or refused together. `requests[i].attempt` is 0: the dispatcher numbers attempts."""
+
+    request_id: str
+    requests: tuple[GenerateRequest, ...]
+    arrival_s: float  # monotonic clock of this router
+    queue_time_slo_s: float | None = None  # a header's override; None = the class's
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens of requests[index]. A choice ends with exactly one Delta that has `finish`; nothing follows it."""
+
+    index: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    cached_tokens: int | None = None
+    finish: FinishReason | None = None
+    stop_id: int | None = None
+    error: str = ""
+
+
+class Rejected(Exception):
+    """Nothing was generated. `status` 429 (shed), 503 (no healthy replica) or 400 (never fits)."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason  # e.g. queue_time, queue_full, no_replica, never_fits
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class Session(Protocol):
+    """One admitted Batch. Iterate until StopAsyncIteration; every choice has had its `finish` by then."""
+
+    def __aiter__(self) -> Session: ...
+
+    async def __anext__(self) -> Delta: ...
+
+    def stop(self, index: int) -> None:
+        """The API needs no more of this choice (a stop string was found): cancel it at the replica, yield no Delta of it any more."""
+        ...
+
+    def close(self) -> None:
+        """Cancel whatever still runs. Idempotent; called on disconnect and at the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """What /health, /ready and /v1/models say."""
+
+    ready: bool  # a request would be served now
+    live: bool  # False once work is pending and no replica has made progress for the stall limit
+    replicas: int  # connected
+    limits: EngineLimits | None  # None while no replica has been seen
+    model: str
+    revision: str
+    block_size: int
+    reason: str = ""  # why not ready, in one line
+
+
+class Backend(Protocol):
+    async def open(self, batch: Batch) -> Session:
+        """Admit or refuse. Returns once the batch is *placed*; raises Rejected otherwise (also when waiting became hopeless)."""
+        ...
+
+    def status(self) -> PoolStatus: ...
