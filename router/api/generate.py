@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import structlog
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
@@ -26,7 +26,7 @@ from router.api.run import Event, Run
 from router.api.submission import Arrival, Caller
 from router.ports import Batch, Rejected, Session
 
-_log = logging.getLogger("rantang.router")
+_log = structlog.get_logger()
 CALLER_KEY = "rantang.caller"  # in the scope: set by the front
 
 
@@ -121,7 +121,7 @@ class GenerateApp:
         except Rejected as rejected:
             raise from_rejected(rejected) from None
         except Exception as error:
-            _log.exception("request %s was not admitted", batch.request_id)
+            _log.exception("a request could not be opened", request_id=batch.request_id)
             raise ApiError(500, "the request failed inside the server", code="internal_error") from error
 
 
