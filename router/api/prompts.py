@@ -87,6 +87,6 @@ def check_ids(ids: Sequence[int], param: str, model: ServedModel, limits: Engine
 def _too_long(param: str, tokens: str, limits: EngineLimits) -> ApiError:
     return bad_request(
         param,
-        f"this model's context is {limits.max_model_len} tokens; the prompt has {tokens} and needs room for at least one more",
+        f"this model's context is {limits.max_model_len} tokens; the prompt has {tokens} tokens and needs room for one more",
         "context_length_exceeded",
     )
