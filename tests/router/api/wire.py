@@ -83,6 +83,13 @@ async def stream(client: httpx.AsyncClient, path: str, **fields: Any) -> list[di
     return events_of(response.text)
 
 
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait for something that another task does."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
 def error_of(response: httpx.Response) -> dict[str, Any]:
     """The error object, which must have OpenAI's shape."""
     assert len(response.content) <= 16 * 1024
