@@ -30,7 +30,7 @@ def definition(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(st.text(alphabet="abc", max_size=4), max_size=12), st.lists(WORDS, min_size=1, max_size=4), st.booleans())
 def test_any_pieces_agree_with_the_definition(pieces: list[str], stops: list[str], include: bool) -> None:
     sent, stop = stream(pieces, stops, include=include)
