@@ -11,13 +11,12 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from router.api.answer import Renderer, WholeChoice
-from router.api.body import ClientDisconnected, read_json_body
+from router.api.body import ClientDisconnected
 from router.api.choice import ChoiceOptions
 from router.api.chunks import DONE, error_event
 from router.api.context import Context
 from router.api.disconnect import WhileConnected
 from router.api.errors import ApiError, bad_request, from_rejected
-from router.api.json_input import parse_object
 from router.api.limits import QUEUE_TIME_SLO_MS_MAX
 from router.api.outbox import Outbox, StreamCut
 from router.api.record import Outcome, Record
@@ -68,7 +67,7 @@ class GenerateApp:
         outcome: Outcome | None = None
         try:
             try:
-                body = parse_object(await read_json_body(receive, headers, context.budget))
+                body = await context.intake.read_object(receive, headers)
                 job = self._endpoint.check(body)
                 del body
                 arrival = Arrival(

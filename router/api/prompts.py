@@ -73,7 +73,7 @@ def check_text_fits(text: str, param: str, model: ServedModel, limits: EngineLim
     """Refuse what cannot fit before any work is spent on it."""
     if limits is None:
         return
-    least = model.tokenizer.tokens_at_least(text)
+    least = model.tokenizer.tokens_at_least(text, limits.max_model_len)
     if least + 1 > limits.max_model_len:
         raise _too_long(param, f"at least {least}", limits)
 

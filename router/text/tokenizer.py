@@ -81,15 +81,18 @@ class Tokenizer:
         ids += self.encode(text[start:].replace(guard, ""), parse_special=False)
         return tuple(ids)
 
-    def tokens_at_least(self, text: str) -> int:
-        """A cheap lower bound of the number of tokens: the words, or bytes that have tokens ÷ the longest token's bytes."""
+    def tokens_at_least(self, text: str, enough: int) -> int:
+        """A cheap lower bound of the number of tokens: bytes that have tokens ÷ the longest token's bytes, or the words.
+
+        The words are only counted where the bytes do not make `enough`: a long text is judged at a glance.
+        """
         if self._shrink == 0:
             return 0
         data = text.encode()
         if self.vocabulary.lost_bytes:
             data = data.translate(None, self.vocabulary.lost_bytes)
         least = len(data) // (self._longest_token_bytes * self._shrink)
-        return max(least, len(data.split())) if self.vocabulary.words_apart else least
+        return max(least, len(data.split())) if least < enough and self.vocabulary.words_apart else least
 
     def table(self, *, skip_special: bool) -> tuple[bytes, ...]:
         """Bytes of each id as they appear in a text."""

@@ -91,7 +91,7 @@ async def test_a_long_text_is_refused_before_it_is_encoded(client: httpx.AsyncCl
     for path, fields in ((COMPLETIONS, {"prompt": long}), (CHAT, {"messages": [{"role": "user", "content": long}]})):
         response = await post(client, path, **fields)
         assert response.status_code == 400 and error_of(response)["code"] == "context_length_exceeded"
-    monkeypatch.setattr(Tokenizer, "tokens_at_least", lambda self, text: 0)
+    monkeypatch.setattr(Tokenizer, "tokens_at_least", lambda self, text, enough: 0)
     assert (await post(client, COMPLETIONS, prompt=long)).status_code == 500  # the control: without the bound it encodes
 
 
