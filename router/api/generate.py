@@ -159,6 +159,7 @@ async def _stream(run: Run, renderer: Renderer, record: Record, scope: Scope, se
             record.reason = error.code or ""
             outcome = Outcome.FAILED
             outbox.put(error_event(error) + DONE)
+        connection.settle()
         await outbox.finish()
     except StreamCut:  # the response stays unfinished: the server closes the connection
         record.reason = "stream_cut"

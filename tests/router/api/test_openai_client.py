@@ -62,6 +62,17 @@ async def test_completions_and_models(served: Served) -> None:
     assert [model.id async for model in client.models.list()] == ["smollm2"]
 
 
+async def test_a_stream_read_to_its_end_is_finished_not_aborted(served: Served) -> None:
+    """The server reports the end of a response as a disconnect: that is nobody's leaving."""
+    _, client, url = served
+    for _ in range(20):
+        assert await _texts(client) == "Hello 😀 there"
+    async with httpx.AsyncClient(base_url=url) as http:
+        page = (await http.get("/metrics")).text
+    assert 'rantang:requests_total{model_name="smollm2",outcome="finished"} 20.0' in page
+    assert 'rantang:requests_total{model_name="smollm2",outcome="aborted"} 0.0' in page
+
+
 async def test_errors_raise_their_classes(served: Served) -> None:
     backend, client, url = served
     create = client.chat.completions.create
