@@ -1,0 +1,88 @@
+"""Can a promise be kept? Queue time = arrival at the router until the first step that schedules the request (DESIGN §7).
+
+Three answers by three quantiles of one prediction: *admit* where the high one keeps the SLO, *shed* where even the
+hopeful one breaks it everywhere, *wait* at the router in between. An empty replica always admits: a wrong model may make
+the router careful, never deaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from router.policy.request_view import RequestView
+from router.policy.scoring import Candidate, Choice, Policy
+
+HOPEFUL_QUANTILE = 0.1
+_JITTER = 0.25  # of Retry-After: those shed together do not come back together
+
+
+@dataclass(frozen=True, slots=True)
+class Outlay:
+    """A candidate, and how long the request would wait there: seconds at three quantiles, calibrated."""
+
+    candidate: Candidate
+    hopeful_s: float
+    expected_s: float
+    certain_s: float
+    is_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """`service_s` is the work it puts before those behind it, spread over the replicas."""
+
+    service_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    retry_after_s: float
+    expected_s: float  # the queue time it would have had
+
+
+Verdict = Admit | Wait | Shed
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What was promised, how much of it is used up, and how much queued work comes before."""
+
+    slo_s: float
+    waited_s: float
+    ahead_s: float  # of batches waiting at the router before this one, spread over the replicas
+
+
+class Admission:
+    def __init__(self, policy: Policy, seed: int) -> None:
+        self._policy = policy
+        self._random = Random(seed)
+
+    def judge(self, request: RequestView, promise: Promise, outlays: Sequence[Outlay], now: float) -> Verdict:
+        """`outlays`: at least one, of replicas that are healthy and could ever run it."""
+        if promise.ahead_s <= 0:
+            open_ = [one.candidate for one in outlays if one.is_empty or promise.waited_s + one.certain_s <= promise.slo_s]
+            if open_:
+                return Admit(self._policy.choose(request, open_, now))
+        if promise.waited_s + promise.ahead_s + min(one.hopeful_s for one in outlays) > promise.slo_s:
+            return self.shed(promise, outlays)
+        return Wait(min(one.candidate.forecast.service_s for one in outlays) / len(outlays))
+
+    def place(self, request: RequestView, outlays: Sequence[Outlay], now: float) -> Choice:
+        """A stream that was admitted before and moves: it is not judged again."""
+        return self._policy.choose(request, [one.candidate for one in outlays], now)
+
+    def shed(self, promise: Promise, outlays: Sequence[Outlay]) -> Shed:
+        """Retry-After: when as new a request as this one would be admitted if all goes as expected, plus jitter."""
+        expected_s = promise.ahead_s + min(one.expected_s for one in outlays)
+        certain_s = promise.ahead_s + min(one.certain_s for one in outlays)
+        return Shed(self.jittered(max(0.05, certain_s - promise.slo_s)), promise.waited_s + expected_s)
+
+    def jittered(self, seconds: float) -> float:
+        return seconds * (1.0 + _JITTER * self._random.random())
