@@ -143,7 +143,7 @@ class EngineLimits(Wire, frozen=True):
     block_size: int
     max_waiting: int  # requests; beyond it the replica bounces
     vocab_size: int
-    step_slo_s: float | None = None  # a step's prefill is cut so that its predicted time stays below this; None: only the budget
+    step_slo_s: float | None = None  # the inter-token SLO that bounds a chunk, in seconds
 
 
 class LoadReport(Wire, frozen=True):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from router.policy.calibration import Calibration
 from router.policy.request_view import RequestView
 from router.policy.scoring import Candidate, Choice, Policy
 
@@ -20,13 +21,16 @@ _JITTER = 0.25  # of Retry-After: those shed together do not come back together
 
 @dataclass(frozen=True, slots=True)
 class Outlay:
-    """A candidate, and how long the request would wait there: seconds at three quantiles, calibrated."""
+    """A candidate, and how long the request would wait there."""
 
     candidate: Candidate
-    hopeful_s: float
-    expected_s: float
-    certain_s: float
+    waits: Calibration  # of this replica
     is_empty: bool
+
+    def wait_s(self, quantile: float, now: float) -> float:
+        """Stays below it with this probability, calibrated."""
+        forecast = self.candidate.forecast
+        return self.waits.quantile_s(forecast.wait_s, forecast.grain_s, quantile, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +64,40 @@ class Promise:
 
 
 class Admission:
-    def __init__(self, policy: Policy, seed: int) -> None:
+    def __init__(self, policy: Policy, quantile: float, seed: int) -> None:
         self._policy = policy
+        self._quantile = quantile
         self._random = Random(seed)
 
     def judge(self, request: RequestView, promise: Promise, outlays: Sequence[Outlay], now: float) -> Verdict:
         """`outlays`: at least one, of replicas that are healthy and could ever run it."""
         if promise.ahead_s <= 0:
-            open_ = [one.candidate for one in outlays if one.is_empty or promise.waited_s + one.certain_s <= promise.slo_s]
-            if open_:
-                return Admit(self._policy.choose(request, open_, now))
-        if promise.waited_s + promise.ahead_s + min(one.hopeful_s for one in outlays) > promise.slo_s:
-            return self.shed(promise, outlays)
-        return Wait(min(one.candidate.forecast.service_s for one in outlays) / len(outlays))
+            choice = self.place(request, outlays, now)  # most often the best one keeps the promise: no need to ask all
+            if any(one.candidate.incarnation == choice.incarnation and self._keeps(one, promise, now) for one in outlays):
+                return Admit(choice)
+            keeping = [one for one in outlays if self._keeps(one, promise, now)]
+            if keeping:
+                return Admit(self.place(request, keeping, now))
+        if self.is_hopeless(promise, outlays, now):
+            return self.shed(promise, outlays, now)
+        return Wait(min(one.candidate.forecast.service_s * one.waits.scale(now) for one in outlays) / len(outlays))
+
+    def is_hopeless(self, promise: Promise, outlays: Sequence[Outlay], now: float) -> bool:
+        least_s = min(one.wait_s(HOPEFUL_QUANTILE, now) for one in outlays)
+        return promise.waited_s + promise.ahead_s + least_s > promise.slo_s
 
     def place(self, request: RequestView, outlays: Sequence[Outlay], now: float) -> Choice:
-        """A stream that was admitted before and moves: it is not judged again."""
+        """The policy's choice; alone, it is for a stream that was admitted before and moves: it is not judged again."""
         return self._policy.choose(request, [one.candidate for one in outlays], now)
 
-    def shed(self, promise: Promise, outlays: Sequence[Outlay]) -> Shed:
+    def shed(self, promise: Promise, outlays: Sequence[Outlay], now: float) -> Shed:
         """Retry-After: when as new a request as this one would be admitted if all goes as expected, plus jitter."""
-        expected_s = promise.ahead_s + min(one.expected_s for one in outlays)
-        certain_s = promise.ahead_s + min(one.certain_s for one in outlays)
+        expected_s = promise.ahead_s + min(one.wait_s(0.5, now) for one in outlays)
+        certain_s = promise.ahead_s + min(one.wait_s(self._quantile, now) for one in outlays)
         return Shed(self.jittered(max(0.05, certain_s - promise.slo_s)), promise.waited_s + expected_s)
 
     def jittered(self, seconds: float) -> float:
         return seconds * (1.0 + _JITTER * self._random.random())
+
+    def _keeps(self, one: Outlay, promise: Promise, now: float) -> bool:
+        return one.is_empty or promise.waited_s + one.wait_s(self._quantile, now) <= promise.slo_s

@@ -29,6 +29,7 @@ class Forecast:
     new_tokens: int  # to prefill
     charged_tokens: float  # the same, a popular prefix charged to all who will use it
     cached_tokens: int
+    shared_blocks: int  # leading blocks of the prompt that some replica holds
     blocks: int  # needed beside the cached ones, of one choice
     batch: int  # requests there, this one included
     service_s: float  # by how much it delays whoever comes after it
@@ -143,6 +144,7 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
         new_tokens=new,
         charged_tokens=new - excused,
         cached_tokens=cached,
+        shared_blocks=hit.shared_blocks,
         blocks=blocks,
         batch=there + request.choices,
         service_s=service_s,

@@ -2,7 +2,8 @@
 
 A replica is *stalled* when it has work of ours and its progress counter stands still, or when it sends nothing at all
 (idle ones send a heartbeat every 0.5 s), for max(stall_min_s, 4 × the predicted step). It returns after a probe: two
-fresh frames that show progress, or that it is idle; four times as many after each stall that follows soon. Client errors and back-pressure never reach this file.
+fresh frames that show progress, or that it is idle; four times as many after each stall that follows soon. Client
+errors and back-pressure never reach this file.
 """
 
 from __future__ import annotations

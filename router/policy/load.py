@@ -26,6 +26,7 @@ class Lease:
     dispatched_s: float  # the router's clock
     predicted_wait_s: float = 0.0  # as the step-time model says, unscaled
     predicted_ttft_s: float = 0.0
+    grain_s: float = 0.05  # one step there, then
     cached_tokens: int = 0  # believed hit
 
 
