@@ -89,7 +89,7 @@ class Switchboard:
         if incarnation is None:
             return []
         effects = self.traffic.depart_all(incarnation, Departure.LOST, now)
-        if effects:
+        if self.traffic.adrift:
             self._unserved(now)
         return effects + self.traffic.place_adrift(now)
 
@@ -107,7 +107,7 @@ class Switchboard:
         effects: list[Effect] = []
         for incarnation in self.fleet.check(now):
             effects += self.traffic.depart_all(incarnation, Departure.LOST, now)
-            if effects:
+            if self.traffic.adrift:
                 self._unserved(now - self._stall_min_s)
         for known in self.fleet.all():
             if self._drain_is_over(known, now):

@@ -115,6 +115,10 @@ class Traffic:
 
     # --- streams without a replica -----------------------------------------------------------------------------------
 
+    @property
+    def adrift(self) -> bool:
+        return any(stream.phase is Phase.ADRIFT for dispatch in self._adrift.values() for stream in dispatch.streams)
+
     def place_adrift(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for dispatch in tuple(self._adrift.values()):
