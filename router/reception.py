@@ -111,7 +111,8 @@ class Reception:
                 own = self._fleet.outlays(waiting.view, candidates, now)
                 if not own or self._admission.is_hopeless(promise, own, now):
                     self.queue.remove(waiting.batch_id)
-                    refusal = _queue_time(self._admission.shed(promise, own, now), waiting.slo_s) if own else self.no_replica()
+                    shed = self._admission.shed(promise, own, now) if own else None
+                    refusal = _queue_time(shed, waiting.slo_s, "queue_time_waited") if shed else self.no_replica()
                     refused.append(Refused(waiting.batch_id, refusal))
                     continue
             ahead_s += waiting.service_s
@@ -142,6 +143,6 @@ class Reception:
         return Refusal(400, "never_fits", f"the prompt has {view.prompt_tokens} tokens, and with one to generate at most {most} fit")
 
 
-def _queue_time(shed: Shed, slo_s: float) -> Refusal:
+def _queue_time(shed: Shed, slo_s: float, reason: str = "queue_time") -> Refusal:
     message = f"the predicted queue time of {shed.expected_s:.1f} s exceeds {slo_s:g} s"
-    return Refusal(429, "queue_time", message, shed.retry_after_s)
+    return Refusal(429, reason, message, shed.retry_after_s)

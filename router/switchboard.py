@@ -93,9 +93,9 @@ class Switchboard:
             self._unserved(now)
         return effects + self.traffic.place_adrift(now)
 
-    def leave(self, replica_id: str, now: float) -> None:
-        """Membership let it go: no new work; its streams run on until its link closes or the drain's time is up."""
-        self.fleet.leave(replica_id, now)
+    def leave(self, replica_id: str, leaving: bool, now: float) -> None:
+        """Membership let it go: no new work; its streams run on until its link closes or the drain's time is up. False: it is back."""
+        self.fleet.leave(replica_id, leaving, now)
 
     # --- time --------------------------------------------------------------------------------------------------------
 

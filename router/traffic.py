@@ -89,7 +89,7 @@ class Traffic:
             return []
         known = self._fleet.get(incarnation)
         if bounce.reason is BounceReason.DRAINING and known is not None:
-            known.view.drain(now)
+            known.view.drain(now, bounced=True)
         effects = self.settle(dispatch.depart(stream.index, Departure.BOUNCED, now), now)
         if stream.phase is not Phase.ADRIFT:
             return effects
@@ -196,11 +196,17 @@ class Traffic:
 def batch_view(batch: Batch) -> RequestView:
     """All choices, before anything of them was sent."""
     first = batch.requests[0]
+    prompts = {id(one.prompt_ids): one for one in batch.requests}  # choices of one prompt share its tuple
+    lengths = [len(one.prompt_ids) + len(one.emitted_ids) for one in batch.requests]
     return RequestView(
-        prompt_tokens=len(first.prompt_ids) + len(first.emitted_ids),
+        prompt_tokens=lengths[0],
         block_keys=first.block_keys,
         max_tokens=first.sampling.max_tokens,
         choices=len(batch.requests),
+        prompts=len(prompts),
+        other_tokens=sum(len(one.prompt_ids) for one in prompts.values()) - len(first.prompt_ids),
+        total_tokens=sum(lengths),
+        longest_tokens=max(lengths),
         request_class=first.request_class,
         tenant=first.tenant,
         priority=first.priority,

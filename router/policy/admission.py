@@ -16,6 +16,7 @@ from router.policy.request_view import RequestView
 from router.policy.scoring import Candidate, Choice, Policy
 
 HOPEFUL_QUANTILE = 0.1
+RETRY_AFTER_MAX_S = 30.0
 _JITTER = 0.25  # of Retry-After: those shed together do not come back together
 
 
@@ -68,6 +69,7 @@ class Admission:
         self._policy = policy
         self._quantile = quantile
         self._random = Random(seed)
+        self._returning_s = 0.0  # until then the replicas are busy with those who were told to come back
 
     def judge(self, request: RequestView, promise: Promise, outlays: Sequence[Outlay], now: float) -> Verdict:
         """`outlays`: at least one, of replicas that are healthy and could ever run it."""
@@ -80,7 +82,7 @@ class Admission:
                 return Admit(self.place(request, keeping, now))
         if self.is_hopeless(promise, outlays, now):
             return self.shed(promise, outlays, now)
-        return Wait(min(one.candidate.forecast.service_s * one.waits.scale(now) for one in outlays) / len(outlays))
+        return Wait(self._service_s(outlays, now))
 
     def is_hopeless(self, promise: Promise, outlays: Sequence[Outlay], now: float) -> bool:
         least_s = min(one.wait_s(HOPEFUL_QUANTILE, now) for one in outlays)
@@ -91,13 +93,20 @@ class Admission:
         return self._policy.choose(request, [one.candidate for one in outlays], now)
 
     def shed(self, promise: Promise, outlays: Sequence[Outlay], now: float) -> Shed:
-        """Retry-After: when as new a request as this one would be admitted if all goes as expected, plus jitter."""
-        expected_s = promise.ahead_s + min(one.wait_s(0.5, now) for one in outlays)
+        """Retry-After: when a request like this one would be admitted, after all who were told to come back before it; plus jitter."""
         certain_s = promise.ahead_s + min(one.wait_s(self._quantile, now) for one in outlays)
-        return Shed(self.jittered(max(0.05, certain_s - promise.slo_s)), promise.waited_s + expected_s)
+        free_s = now + max(0.05, certain_s - promise.slo_s)
+        turn_s = min(max(free_s, self._returning_s), now + RETRY_AFTER_MAX_S)
+        self._returning_s = turn_s + self._service_s(outlays, now)
+        expected_s = promise.ahead_s + min(one.wait_s(0.5, now) for one in outlays)
+        return Shed(self.jittered(turn_s - now), promise.waited_s + expected_s)
 
     def jittered(self, seconds: float) -> float:
         return seconds * (1.0 + _JITTER * self._random.random())
 
     def _keeps(self, one: Outlay, promise: Promise, now: float) -> bool:
         return one.is_empty or promise.waited_s + one.wait_s(self._quantile, now) <= promise.slo_s
+
+    def _service_s(self, outlays: Sequence[Outlay], now: float) -> float:
+        """By how much it delays those behind it, spread over the replicas."""
+        return min(one.candidate.forecast.service_s * one.waits.scale(now) for one in outlays) / len(outlays)

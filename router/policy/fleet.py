@@ -32,7 +32,6 @@ class Known:
     health: Health
     calibrations: Calibrations
     order: int
-    is_leaving: bool = False  # membership has let it go; it serves until its link closes
 
     @property
     def is_routable(self) -> bool:
@@ -54,7 +53,8 @@ class Fleet:
         self._known: dict[str, Known] = {}
         self._random = Random(seed)
         self._watch = Watch(now)
-        self._orders = 0  # replicas ever connected
+        self._orders = 0
+        self.seen = False  # a replica has ever been connected: until then the fleet is loading
         self.hits_predicted_tokens = 0
         self.hits_actual_tokens = 0
 
@@ -68,6 +68,7 @@ class Fleet:
         self.lose(welcome.replica_id)
         incarnation = Incarnation(welcome.replica_id, welcome.epoch)
         self._orders += 1
+        self.seen = True
         self._known[welcome.replica_id] = Known(
             ReplicaView(incarnation, welcome, now), Health(welcome.load, self._stall_min_s, now), Calibrations(), self._orders
         )
@@ -82,11 +83,11 @@ class Fleet:
         self.index.remove(known.view.incarnation)
         return known.view.incarnation
 
-    def leave(self, replica_id: str, now: float) -> None:
-        """Membership let it go: no new work."""
+    def leave(self, replica_id: str, leaving: bool, now: float) -> None:
+        """Membership let it go: no new work. Or took it back, before its link was closed."""
         known = self._known.get(replica_id)
         if known is not None:
-            known.is_leaving = True
+            known.view.leaving = leaving
             known.view.drain(now)
 
     def get(self, incarnation: Incarnation) -> Known | None:
@@ -98,11 +99,6 @@ class Fleet:
         views = [known.view for known in self._known.values()]
         staying = [view for view in views if view.draining_since_s is None]
         return next(iter(staying or views), None)
-
-    @property
-    def seen(self) -> bool:
-        """A replica has ever been connected: until then the fleet is loading."""
-        return self._orders > 0
 
     def all(self) -> tuple[Known, ...]:
         return tuple(self._known.values())

@@ -107,7 +107,7 @@ def outlook(view: ReplicaView, output_tokens: float, now: float) -> Outlook:
 def fits(view: ReplicaView, request: RequestView) -> bool:
     """The replica's own rule of what can never run there."""
     limits = view.limits
-    needed = request.prompt_tokens + 1
+    needed = max(request.prompt_tokens, request.longest_tokens) + 1
     return needed <= limits.max_model_len and math.ceil(needed / limits.block_size) <= limits.num_blocks
 
 
@@ -131,7 +131,8 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
     shared = max(0, min(hit.shared_blocks * limits.block_size, request.prompt_tokens - 1) - cached)
     excused = shared * hit.shared_uses / (1.0 + hit.shared_uses)
     there = limits.max_num_seqs - ahead.slots
-    work = new + (request.choices - 1) * min(new, limits.block_size)  # further choices find the first one's blocks
+    again = request.choices - request.prompts  # they find the blocks of the first choice with their prompt
+    work = new + request.other_tokens + again * min(new, limits.block_size)
     service_s = work * (ahead.base_s / ahead.chunk + ahead.slope_s)
     if ahead.slots <= 0 and ahead.finishes_per_s > 0:
         service_s = max(service_s, request.choices / ahead.finishes_per_s)

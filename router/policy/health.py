@@ -18,7 +18,6 @@ _PROBES_MORE = 4
 _STALLS_COUNTED = 3
 _HEALED_STEPS = 20  # steps seen after a return: the next stall is a first one again
 _ROUTER_PAUSE_S = 1.0  # the router itself was not running for so long: silence meanwhile proves nothing
-HEARTBEAT_S = 0.5
 
 
 class Pulse(enum.Enum):
@@ -110,10 +109,8 @@ class Watch:
 
 
 class Breaker:
-    """When to try a connection again: transport errors double the pause, a while of connection resets it."""
+    """Transport errors in a row; a while of connection forgets them. When to try again is router.backoff's business."""
 
-    FIRST_S = 0.1
-    MOST_S = 5.0
     HEALED_S = 10.0
 
     def __init__(self) -> None:
@@ -123,11 +120,10 @@ class Breaker:
     def connected(self, now: float) -> None:
         self._connected_s = now
 
-    def failed(self, now: float, jitter: float) -> float:
-        """A connection was lost or never made; seconds to wait before the next. `jitter` in [0, 1)."""
+    def failed(self, now: float) -> int:
+        """A connection was lost or never made; failures in a row."""
         if self._connected_s is not None and now - self._connected_s >= self.HEALED_S:
             self.failures = 0
         self._connected_s = None
         self.failures += 1
-        pause_s = min(self.MOST_S, self.FIRST_S * 2.0 ** min(self.failures - 1, 10))
-        return float(pause_s * (0.5 + jitter / 2))
+        return self.failures

@@ -54,6 +54,7 @@ class ReplicaView:
         self.fingerprint = welcome.fingerprint
         self.load: LoadReport = welcome.load
         self.reported_s = now
+        self.leaving = False  # membership has let it go; it serves what it has until its link closes
         self.draining_since_s: float | None = now if welcome.load.draining else None
         self.pending: dict[int, Lease] = {}
         self.accepted: dict[int, Lease] = {}
@@ -65,12 +66,13 @@ class ReplicaView:
         self.reported_s = now
         for attempt in accepted:
             self.accept(attempt)
-        if load.draining:
-            self.drain(now)
+        self.drain(now)
 
-    def drain(self, now: float) -> None:
-        """No new work from now on; idempotent, never undone (a replica that drains does not come back in this incarnation)."""
-        if self.draining_since_s is None:
+    def drain(self, now: float, bounced: bool = False) -> None:
+        """No new work while it is leaving, says so itself, or has just bounced work for it."""
+        if not (self.leaving or self.load.draining or bounced):
+            self.draining_since_s = None
+        elif self.draining_since_s is None:
             self.draining_since_s = now
 
     def lease(self, lease: Lease) -> None:

@@ -29,6 +29,10 @@ def _order(one: Waiting) -> tuple[float, int]:
     return (one.deadline_s, one.batch_id)
 
 
+def _tokens(view: RequestView) -> int:
+    return view.total_tokens or view.choices * view.prompt_tokens
+
+
 class WaitQueue:
     """Depth and tokens are measured on the container itself, never counted beside it."""
 
@@ -39,7 +43,7 @@ class WaitQueue:
 
     def has_room(self, view: RequestView) -> bool:
         """n choices count n; a prompt counts once per choice."""
-        return self.depth + view.choices <= self._depth_max and self.tokens + view.choices * view.prompt_tokens <= self._tokens_max
+        return self.depth + view.choices <= self._depth_max and self.tokens + _tokens(view) <= self._tokens_max
 
     def add(self, one: Waiting) -> None:
         assert self.has_room(one.view)
@@ -72,7 +76,7 @@ class WaitQueue:
 
     @property
     def tokens(self) -> int:
-        return sum(one.view.choices * one.view.prompt_tokens for one in self._entries)
+        return sum(_tokens(one.view) for one in self._entries)
 
     @property
     def work_s(self) -> float:
