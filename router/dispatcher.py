@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
+import structlog
+
 from replica.contract.messages import EngineLimits, Frame, Snapshot, Welcome
 from router.config import RouterConfig
-from router.effects import CancelAttempt, Effect, Emit, Ended, Opened, Reject, Submit, WantSnapshot
+from router.effects import CancelAttempt, Effect, Emit, Ended, Notice, Opened, Reject, Submit, WantSnapshot
 from router.link import Member
 from router.links import Connect, Links
 from router.policy.incarnation import Incarnation
@@ -19,6 +21,8 @@ from router.ports import Batch, PoolStatus, Rejected
 from router.session import BatchSession
 from router.status import pool_status
 from router.switchboard import Switchboard
+
+_log = structlog.get_logger()
 
 
 class Dispatcher:
@@ -124,6 +128,8 @@ class Dispatcher:
             effect = todo.popleft()
             if isinstance(effect, Submit | CancelAttempt | WantSnapshot):
                 todo.extend(self._to_replica(effect))
+            elif isinstance(effect, Notice):
+                _log.warning(effect.event, replica=effect.replica_id, streams=effect.streams)
             else:
                 self._to_session(effect)
         self._arm()

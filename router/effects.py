@@ -27,6 +27,15 @@ class WantSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """Worth a line in the log."""
+
+    event: str
+    replica_id: str
+    streams: int  # that move because of it
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """Every choice of the batch is in an engine: the caller gets its session."""
 
@@ -65,5 +74,5 @@ class Release:
     attempt: int
 
 
-Effect = Submit | CancelAttempt | WantSnapshot | Opened | Emit | Reject | Ended
+Effect = Submit | CancelAttempt | WantSnapshot | Notice | Opened | Emit | Reject | Ended
 StreamEffect = Effect | Release

@@ -130,7 +130,7 @@ class Links:
             del self._connections[replica_id]
         if connection.incarnation is not None:
             if self._members:
-                _log.warning("replica lost", replica=replica_id, reason=reason)
+                _log.warning("link lost", replica=replica_id, reason=reason)
             self.owner.left(connection.incarnation)
         if replica_id in self._members:
             delay_s = reconnect_delay_s(self._breaker(replica_id).failed(self._clock()), self._random.random())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from replica.contract.messages import Bounce, BounceReason, Frame, Snapshot, Welcome
 from router.config import RouterConfig
 from router.dispatch import Bounds, Departure
-from router.effects import Effect, WantSnapshot
+from router.effects import Effect, Notice, WantSnapshot
 from router.policy.fleet import Fleet, Known
 from router.policy.incarnation import Incarnation
 from router.ports import Batch
@@ -68,6 +68,8 @@ class Switchboard:
         if news is None:
             return []
         effects: list[Effect] = [WantSnapshot(incarnation)] if news.want_snapshot else []
+        if news.returned:
+            effects.append(Notice("replica makes progress again", incarnation.replica_id, 0))
         for attempt in frame.accepted:
             effects += self.traffic.accepted(incarnation, attempt, now)
         for bounce in frame.bounces:
@@ -88,7 +90,8 @@ class Switchboard:
         incarnation = self.fleet.lose(replica_id)
         if incarnation is None:
             return []
-        effects = self.traffic.depart_all(incarnation, Departure.LOST, now)
+        effects: list[Effect] = [Notice("replica lost", replica_id, self._own(incarnation))]
+        effects += self.traffic.depart_all(incarnation, Departure.LOST, now)
         if self.traffic.adrift:
             self._unserved(now)
         return effects + self.traffic.place_adrift(now)
@@ -106,11 +109,13 @@ class Switchboard:
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for incarnation in self.fleet.check(now):
+            effects.append(Notice("replica stalled", incarnation.replica_id, self._own(incarnation)))
             effects += self.traffic.depart_all(incarnation, Departure.LOST, now)
             if self.traffic.adrift:
                 self._unserved(now - self._stall_min_s)
         for known in self.fleet.all():
             if self._drain_is_over(known, now):
+                effects.append(Notice("drain is over", known.view.incarnation.replica_id, known.view.own))
                 effects += self.traffic.depart_all(known.view.incarnation, Departure.LEAVING, now)
         effects += self.traffic.place_adrift(now)
         effects += self.traffic.give_up_adrift(now)
@@ -125,6 +130,9 @@ class Switchboard:
         return self._unserved_s is None or now - self._unserved_s < self._stall_min_s
 
     # --- within ------------------------------------------------------------------------------------------------------
+
+    def _own(self, incarnation: Incarnation) -> int:
+        return sum(stream.incarnation == incarnation for _, stream in self.traffic.attempts.values())
 
     def _unserved(self, now: float) -> None:
         if not self.fleet.routable() and self._unserved_s is None and self.fleet.seen:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from replica.contract.blocks import block_keys, root_key
 from replica.contract.messages import FinishReason, GenerateRequest, SamplingParams
 from router.config import RouterConfig
-from router.effects import CancelAttempt, Effect, Emit, Ended, Opened, Reject, Submit, WantSnapshot
+from router.effects import CancelAttempt, Effect, Emit, Ended, Notice, Opened, Reject, Submit, WantSnapshot
 from router.policy.incarnation import Incarnation
 from router.ports import Batch, Delta
 from router.switchboard import Switchboard
@@ -65,6 +65,7 @@ class World:
         self.replicas: dict[str, ModelledReplica] = {}
         self.incarnations: dict[str, Incarnation] = {}
         self.outcomes: dict[int, Outcome] = {}
+        self.notices: list[Notice] = []
         self.submits: list[tuple[str, GenerateRequest]] = []
         for replica in replicas:
             self.connect(replica)
@@ -168,6 +169,8 @@ class World:
         elif isinstance(effect, Reject):
             outcome = self.at_batch(effect.batch_id)
             outcome.rejected, outcome.rejected_s = effect, self.now
+        elif isinstance(effect, Notice):
+            self.notices.append(effect)
         elif isinstance(effect, Ended):
             self.at_batch(effect.batch_id).ended = True
 
