@@ -112,6 +112,7 @@ class Fleet:
             return None
         known.view.report(frame.load, frame.accepted, now)
         returned = known.health.frame(frame.load, known.view.own > 0, now)
+        known.health.expect(outlook(known.view, self.output_length.mean, now).step_s)
         return FrameNews(self.index.frame(incarnation, frame), returned)
 
     def check(self, now: float) -> tuple[Incarnation, ...]:
@@ -143,6 +144,7 @@ class Fleet:
         )
         self.index.dispatched(incarnation, attempt, request.block_keys, expected.cached_tokens // limits.block_size)
         known.health.work(True, now)
+        known.health.expect(outlook(known.view, self.output_length.mean, now).step_s)
         if expected.shared_blocks:
             self._popularity.use(request.block_keys[expected.shared_blocks - 1], now)
 

@@ -86,7 +86,7 @@ def outlook(view: ReplicaView, output_tokens: float, now: float) -> Outlook:
     if limits.step_slo_s is not None and slope_s > 0:
         chunk = min(chunk, max(float(limits.block_size), (limits.step_slo_s - base_s) / slope_s))
     full_s = base_s + slope_s * min(chunk, backlog)
-    elapsed_s = max(0.0, now - view.reported_s)
+    elapsed_s = max(0.0, now - view.stepped_s)  # of the step that runs now
     busy = load.running + load.waiting > 0
     residual_s = max(0.0, load.predicted_step_s - elapsed_s) if busy else 0.0
     steps = backlog // chunk

@@ -4,6 +4,10 @@ A replica is *stalled* when it has work of ours and its progress counter stands 
 (idle ones send a heartbeat every 0.5 s), for max(stall_min_s, 4 × the predicted step). It returns after a probe: two
 fresh frames that show progress, or that it is idle; four times as many after each stall that follows soon. Client
 errors and back-pressure never reach this file.
+
+The predicted step is the largest of what the replica predicts, what this router expects of a full step with its own
+work counted, and half the longest step seen lately. A replica whose model of its steps is not fitted yet (its first few
+steps) has COLD_STALL_MIN_S: a long first step must not look like a death, least of all on every replica in turn.
 """
 
 from __future__ import annotations
@@ -17,6 +21,10 @@ _PROBES = 2
 _PROBES_MORE = 4
 _STALLS_COUNTED = 3
 _HEALED_STEPS = 20  # steps seen after a return: the next stall is a first one again
+_SEEN_STEPS = 2  # times the longest step seen
+_SEEN_FADES = 0.98  # per step
+_COLD_STEPS = 16
+COLD_STALL_MIN_S = 15.0
 _ROUTER_PAUSE_S = 1.0  # the router itself was not running for so long: silence meanwhile proves nothing
 
 
@@ -32,6 +40,7 @@ class Health:
         self._stall_min_s = stall_min_s
         self._progress = load.progress
         self._step_s = load.predicted_step_s
+        self._seen_s = 0.0
         self._moved_s = now  # last progress, or when work began
         self._heard_s = now
         self._worked = False
@@ -41,7 +50,12 @@ class Health:
         self.pulse = Pulse.BEATING
 
     def limit_s(self) -> float:
-        return max(self._stall_min_s, _STEPS * self._step_s)
+        least_s = max(self._stall_min_s, COLD_STALL_MIN_S) if self._progress < _COLD_STEPS else self._stall_min_s
+        return max(least_s, _STEPS * self._step_s, _SEEN_STEPS * self._seen_s)
+
+    def expect(self, step_s: float) -> None:
+        """Work was sent there: its next step may take so long."""
+        self._step_s = max(self._step_s, step_s)
 
     def frame(self, load: LoadReport, has_work: bool, now: float) -> bool:
         """A frame came. True: a stalled replica has just returned."""
@@ -49,6 +63,8 @@ class Health:
         idle = load.running + load.waiting == 0
         self._progress = load.progress
         self._heard_s = now
+        if moved and self._worked:
+            self._seen_s = max(now - self._moved_s, _SEEN_FADES * self._seen_s)
         if moved:  # an idle report is no progress: work of ours may be lost on its way to the engine
             self._moved_s = now
         self._step_s = load.predicted_step_s

@@ -54,6 +54,7 @@ class ReplicaView:
         self.fingerprint = welcome.fingerprint
         self.load: LoadReport = welcome.load
         self.reported_s = now
+        self.stepped_s = now  # when its progress last changed
         self.leaving = False  # membership has let it go; it serves what it has until its link closes
         self.draining_since_s: float | None = now if welcome.load.draining else None
         self.pending: dict[int, Lease] = {}
@@ -62,6 +63,8 @@ class ReplicaView:
 
     def report(self, load: LoadReport, accepted: tuple[int, ...], now: float) -> None:
         """A frame came: its load counts `accepted`."""
+        if load.progress != self.load.progress:
+            self.stepped_s = now
         self.load = load
         self.reported_s = now
         for attempt in accepted:

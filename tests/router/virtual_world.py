@@ -38,6 +38,7 @@ def prompt_of(seed: int, length: int) -> tuple[int, ...]:
 class Outcome:
     """What the client of one batch heard."""
 
+    batch_id: int
     batch: Batch
     opened: bool = False
     deltas: list[Delta] = field(default_factory=list)
@@ -92,7 +93,7 @@ class World:
     def arrive(self, *requests: GenerateRequest, slo_s: float | None = None) -> Outcome:
         batch = Batch(requests[0].request_id, tuple(requests), self.now, slo_s)
         batch_id, effects = self.board.arrive(batch, self.now)
-        self.outcomes[batch_id] = Outcome(batch)
+        self.outcomes[batch_id] = Outcome(batch_id, batch)
         self.carry_out(effects)
         return self.outcomes[batch_id]
 
@@ -113,11 +114,12 @@ class World:
     def freeze(self, replica_id: str) -> None:
         self.replicas[replica_id].frozen = True
 
-    def thaw(self, replica_id: str) -> None:
-        replica = self.replicas[replica_id]
+    def thaw(self, replica: ModelledReplica) -> None:
         replica.frozen = False
         if replica.step is not None:
-            self.at(self.now, lambda: self._end(replica))
+            self.at(max(self.now, replica.step.ends_s), lambda: self._end(replica))
+        else:
+            self._begin(replica)
 
     def _beat(self, replica: ModelledReplica) -> None:
         if replica.dead:
@@ -134,7 +136,7 @@ class World:
             self.at(ends_s, lambda: self._end(replica))
 
     def _end(self, replica: ModelledReplica) -> None:
-        if replica.dead or replica.frozen or replica.step is None:
+        if replica.dead or replica.frozen or replica.step is None or self.now < replica.step.ends_s:
             return
         frame = replica.end(self.now)
         self._begin(replica)
