@@ -106,7 +106,7 @@ def _present(world: World, name: str) -> set[int]:
     return {attempt for attempt, (_, stream) in world.board.traffic.attempts.items() if stream.incarnation == world.incarnations[name]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
 def test_every_choice_has_one_outcome_and_its_own_tokens(seed: int) -> None:
     world, closed, stopped = chaos(seed)
