@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+import msgspec
+
 from router.policy.calibration import Calibration
 from router.policy.request_view import RequestView
 from router.policy.scoring import Candidate, Choice, Policy
@@ -20,8 +22,7 @@ RETRY_AFTER_MAX_S = 30.0
 _JITTER = 0.25  # of Retry-After: those shed together do not come back together
 
 
-@dataclass(frozen=True, slots=True)
-class Outlay:
+class Outlay(msgspec.Struct, frozen=True, gc=False):
     """A candidate, and how long the request would wait there."""
 
     candidate: Candidate

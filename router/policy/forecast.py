@@ -8,7 +8,8 @@ when its blocks fit; it has its first token when its own uncached tokens are thr
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 from router.policy.load import ReplicaView
 from router.policy.request_view import RequestView
@@ -17,8 +18,7 @@ _PRIOR_OUTPUT_TOKENS = 128.0
 _FORGET = 0.98
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True, gc=False):
     """One request on one replica."""
 
     wait_s: float  # until the first step that schedules (the last choice of) it
@@ -35,8 +35,7 @@ class Forecast:
     service_s: float  # by how much it delays whoever comes after it
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True, gc=False):
     """What of a prompt is cached where."""
 
     blocks: int = 0  # leading blocks this replica holds, or will when what is under way there is done
@@ -58,10 +57,10 @@ class OutputLength:
         return self._mean
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(msgspec.Struct, frozen=True, gc=False):
     """A replica's near future, whoever comes."""
 
+    there: int  # requests that run, wait or are on their way
     base_s: float  # a step without prefill
     slope_s: float  # per prefill token
     chunk: float  # prefill tokens per step
@@ -69,13 +68,25 @@ class Outlook:
     drain_s: float  # until the backlog leaves room in a step
     rest_s: float  # from there until the backlog is through
     finishes_per_s: float  # requests that leave, when the batch is as now
-    slots: int  # free ones beyond all who run or wait; negative: who waits for one
     free_blocks: float  # beyond the needs of all who run or wait
 
 
 def outlook(view: ReplicaView, output_tokens: float, now: float) -> Outlook:
-    load, limits, claims, k = view.load, view.limits, view.claims, view.load.step_time
     there = view.requests(now)
+    state = view.outlook
+    if state is None or state.there != there:
+        state = view.outlook = _outlook(view, there, output_tokens)
+    load = view.load
+    if load.running + load.waiting == 0:
+        return state
+    elapsed_s = max(0.0, now - view.stepped_s)  # of the step that runs now
+    step_s = load.predicted_step_s
+    return msgspec.structs.replace(state, drain_s=max(step_s - elapsed_s, state.drain_s - min(elapsed_s, step_s), 0.0))
+
+
+def _outlook(view: ReplicaView, there: int, output_tokens: float) -> Outlook:
+    """As of the start of the running step; kept by the view until its report or its claims change."""
+    load, limits, claims, k = view.load, view.limits, view.claims, view.load.step_time
     backlog = load.queued_prefill_tokens + claims.new_tokens
     waiting = max(0, there - load.running)
     decodes = min(float(limits.max_num_seqs), load.running + waiting / 2)
@@ -86,20 +97,16 @@ def outlook(view: ReplicaView, output_tokens: float, now: float) -> Outlook:
     if limits.step_slo_s is not None and slope_s > 0:
         chunk = min(chunk, max(float(limits.block_size), (limits.step_slo_s - base_s) / slope_s))
     full_s = base_s + slope_s * min(chunk, backlog)
-    elapsed_s = max(0.0, now - view.stepped_s)  # of the step that runs now
-    busy = load.running + load.waiting > 0
-    residual_s = max(0.0, load.predicted_step_s - elapsed_s) if busy else 0.0
     steps = backlog // chunk
-    drain_s = max(residual_s, steps * full_s - (min(elapsed_s, load.predicted_step_s) if busy else 0.0))
     return Outlook(
+        there=there,
         base_s=base_s,
         slope_s=slope_s,
         chunk=chunk,
         step_s=full_s,
-        drain_s=drain_s,
+        drain_s=steps * full_s,
         rest_s=(backlog - steps * chunk) * slope_s,
         finishes_per_s=min(there, limits.max_num_seqs) / max(1e-9, output_tokens * full_s),
-        slots=limits.max_num_seqs - there,
         free_blocks=load.free_blocks + load.evictable_blocks - claims.blocks - load.queued_prefill_tokens / limits.block_size,
     )
 
@@ -120,7 +127,7 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
     blocks = math.ceil((request.prompt_tokens + 1) / limits.block_size) - cached // limits.block_size
     wait_s = ahead.drain_s
     if ahead.finishes_per_s > 0:
-        short = request.choices - ahead.slots
+        short = ahead.there + request.choices - limits.max_num_seqs
         if short > 0:
             wait_s = max(wait_s, short / ahead.finishes_per_s)
         lacking = blocks * request.choices - ahead.free_blocks
@@ -130,11 +137,10 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
     own_s = _prefill_s(ahead, k.e, cached, new) + (ahead.rest_s if wait_s <= ahead.drain_s else 0.0)
     shared = max(0, min(hit.shared_blocks * limits.block_size, request.prompt_tokens - 1) - cached)
     excused = shared * hit.shared_uses / (1.0 + hit.shared_uses)
-    there = limits.max_num_seqs - ahead.slots
     again = request.choices - request.prompts  # they find the blocks of the first choice with their prompt
     work = new + request.other_tokens + again * min(new, limits.block_size)
     service_s = work * (ahead.base_s / ahead.chunk + ahead.slope_s)
-    if ahead.slots <= 0 and ahead.finishes_per_s > 0:
+    if ahead.there >= limits.max_num_seqs and ahead.finishes_per_s > 0:
         service_s = max(service_s, request.choices / ahead.finishes_per_s)
     return Forecast(
         wait_s=wait_s,
@@ -147,7 +153,7 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
         cached_tokens=cached,
         shared_blocks=hit.shared_blocks,
         blocks=blocks,
-        batch=there + request.choices,
+        batch=ahead.there + request.choices,
         service_s=service_s,
     )
 

@@ -8,9 +8,13 @@ All of it belongs to one incarnation and goes with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from replica.contract.messages import EngineLimits, LoadReport, Welcome
 from router.policy.incarnation import Incarnation
+
+if TYPE_CHECKING:
+    from router.policy.forecast import Outlook
 
 REPORT_LEASE_S = 1.0  # two heartbeat periods; an older report is judged by own counts
 
@@ -59,6 +63,7 @@ class ReplicaView:
         self.draining_since_s: float | None = now if welcome.load.draining else None
         self.pending: dict[int, Lease] = {}
         self.accepted: dict[int, Lease] = {}
+        self.outlook: Outlook | None = None  # forecast's own, forgotten whenever what it was made of changes
         self._claims: Claims | None = NO_CLAIMS
 
     def report(self, load: LoadReport, accepted: tuple[int, ...], now: float) -> None:
@@ -67,6 +72,7 @@ class ReplicaView:
             self.stepped_s = now
         self.load = load
         self.reported_s = now
+        self.outlook = None
         for attempt in accepted:
             self.accept(attempt)
         self.drain(now)
@@ -80,18 +86,18 @@ class ReplicaView:
 
     def lease(self, lease: Lease) -> None:
         self.pending[lease.attempt] = lease
-        self._claims = None
+        self._claims = self.outlook = None
 
     def accept(self, attempt: int) -> None:
         """Unknown attempts (ended here meanwhile) are ignored."""
         lease = self.pending.pop(attempt, None)
         if lease is not None:
             self.accepted[attempt] = lease
-            self._claims = None
+            self._claims = self.outlook = None
 
     def release(self, attempt: int) -> Lease | None:
         """The one door out; idempotent."""
-        self._claims = None
+        self._claims = self.outlook = None
         return self.pending.pop(attempt, None) or self.accepted.pop(attempt, None)
 
     @property

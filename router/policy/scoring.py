@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, Protocol
 
+import msgspec
+
 from router.policy.forecast import Forecast
 from router.policy.incarnation import Incarnation
 from router.policy.request_view import RequestView
@@ -16,8 +18,7 @@ PolicyName = Literal["least_ttft", "least_requests", "round_robin"]
 TIE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A replica that may take the request, and what is to be expected there."""
 
     incarnation: Incarnation

@@ -16,7 +16,7 @@ STEP = StepTimeCoefficients(a=0.01, b=0.001, c=0.001, d=0.0)
 def view(step_slo_s: float | None = None, **load: object) -> ReplicaView:
     replica = ModelledReplica("r0", truth=STEP, limits=limits(step_slo_s=step_slo_s, max_num_batched_tokens=100))
     one = ReplicaView(Incarnation("r0", 1), replica.welcome(), 0.0)
-    one.load = msgspec.structs.replace(one.load, **{"predicted_step_s": 0.0, **load})
+    one.report(msgspec.structs.replace(one.load, **{"predicted_step_s": 0.0, **load}), (), 0.0)
     return one
 
 
