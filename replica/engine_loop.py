@@ -8,13 +8,14 @@ the settling of its result, so that a cancelled request costs at most the step t
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import structlog
 
 from replica.contract.messages import Bounce, BounceReason, GenerateRequest, KvEvent, LoadReport, TokenDelta
 from replica.inbox import Cancels, Inbox
@@ -25,7 +26,7 @@ STUCK_WAIT_S = 0.02  # between two attempts to plan when there is work but none 
 FULL_WAIT_S = 0.1
 STOP_TIMEOUT_S = 10.0
 
-_log = logging.getLogger("rantang.engine")
+_log = structlog.get_logger()
 
 
 class EngineOutput(Protocol):
@@ -243,7 +244,7 @@ class EngineLoop:
         try:
             return self._engine.submit(owner, request)
         except Exception as error:  # a request that the engine cannot even look at must not end the others
-            _log.exception("submit failed")
+            _log.exception("submit failed", request=request.request_id)
             return Bounce(attempt=request.attempt, reason=BounceReason.BAD_REQUEST, message=f"{type(error).__name__}: {error}")
 
     def _cancel(self, cancels: Cancels) -> None:

@@ -7,9 +7,10 @@ passes through it, in both directions, is replica.fanout's.
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from dataclasses import dataclass
+
+import structlog
 
 from replica.contract import wire
 from replica.contract.messages import (
@@ -30,7 +31,7 @@ from replica.link_connection import ROUTER_ID_CHARS_MAX, RouterConnection
 
 HEARTBEAT_S = 0.5  # a router that has heard nothing for this long gets a frame with the load
 
-_log = logging.getLogger("rantang.link")
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ class LinkServer:
     async def start(self, host: str) -> tuple[str, int]:
         """Listen on a free port of `host`; returns the address."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._new_connection, host, 0, ssl=self._tls, backlog=128)
+        timeout_s = self._limits.handshake_timeout_s if self._tls else None
+        self._server = await loop.create_server(self._new_connection, host, 0, ssl=self._tls, backlog=128, ssl_handshake_timeout=timeout_s)
         self._beat()
         address = self._server.sockets[0].getsockname()
         return str(address[0]), int(address[1])
@@ -124,7 +126,7 @@ class LinkServer:
 
     def _engine_ended(self, delivery: EngineEnded) -> None:
         if delivery.reason:
-            _log.error("the engine ended: %s", delivery.reason)
+            _log.error("engine ended", reason=delivery.reason)
         self._end(delivery.reason or "the engine has stopped")  # routers move their streams elsewhere
         self.fanout.forget_leaving()
 
@@ -186,7 +188,7 @@ class LinkServer:
     def closed(self, connection: RouterConnection, reason: str) -> None:
         self._strangers.pop(connection.owner, None)
         if self.fanout.leave(connection, engine_lives=not self._over):
-            _log.info("router %s left: %s", connection.router_id, reason)
+            _log.info("router left", router=connection.router_id, reason=reason)
         self._note_emptiness()
 
     def flush(self, connection: RouterConnection) -> None:

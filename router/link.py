@@ -7,7 +7,6 @@ business, coming back after a loss is its owner's (a new LinkClient, after route
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections.abc import Sequence
@@ -100,7 +99,7 @@ class LinkClient:
         self._silence_max_s = silence_max_s
         self._unsent_bytes_max = unsent_bytes_max
         self._conversation: _Conversation | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[str] | None = None
 
     @property
     def connected(self) -> bool:
@@ -108,7 +107,8 @@ class LinkClient:
 
     def start(self) -> None:
         assert self._task is None, "a link starts once"
-        self._task = asyncio.get_running_loop().create_task(self._live(), name=f"link to {self.member.replica_id}")
+        self._task = asyncio.get_running_loop().create_task(self._converse(), name=f"link to {self.member.replica_id}")
+        self._task.add_done_callback(self._over)  # not a `finally`: a task cancelled before its first turn runs none
 
     async def close(self) -> None:
         """Idempotent. The replica cancels what it still has of us; the listener hears `lost`."""
@@ -116,8 +116,7 @@ class LinkClient:
             self._conversation.cut("closed")
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
 
     def submit(self, requests: Sequence[GenerateRequest]) -> bool:
         return self._send_all([Submit(requests=part) for part in _cut(requests)])
@@ -136,17 +135,14 @@ class LinkClient:
             conversation.send(message)
         return True
 
-    async def _live(self) -> None:
-        """From connecting to the end of the one connection; `lost` says why it ended."""
-        reason = "closed"
-        try:
-            reason = await self._converse()
-        finally:
-            if self._conversation is not None:
-                self._conversation.cut(reason)
-            self.listener.lost(self.member.replica_id, reason)
+    def _over(self, task: asyncio.Task[str]) -> None:
+        reason = "closed" if task.cancelled() else str(task.exception() or task.result())
+        if self._conversation is not None:
+            self._conversation.cut(reason)
+        self.listener.lost(self.member.replica_id, reason)
 
     async def _converse(self) -> str:
+        """From connecting to the end of the one connection; returns why it ended."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from replica.step import RunnerLost
 
@@ -88,8 +89,9 @@ class RankGroup:
         deadline = timedelta(seconds=deadline_s)
         try:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=deadline)
-            self._steps = dist.new_group(backend="gloo", timeout=IDLE_DEADLINE)
+            self._steps = dist.new_group(backend="gloo", timeout=deadline)
             self._run(dist.barrier)
+            _set_pg_timeout(IDLE_DEADLINE, self._steps)  # only now: joining has a deadline, waiting for a Step has none
         except (dist.DistError, RuntimeError) as error:
             self.close()
             raise GroupBroken(f"rank {rank} of {size} could not join within {deadline_s:g} s: {error}") from error
@@ -107,6 +109,10 @@ class RankGroup:
     def broadcast_from_first(self, buffer: torch.Tensor) -> None:
         """Rank 0's CPU `buffer` into everyone's, on the Step channel: waits as long as rank 0 is connected."""
         self._run(lambda: dist.broadcast(buffer, src=0, group=self._steps))
+
+    def meet(self) -> None:
+        """Wait for every rank, without a deadline: ranks read their shards at their own speed. One that leaves ends the wait."""
+        self._run(lambda: dist.barrier(group=self._steps))
 
     def close(self) -> None:
         """Leave. Peers that still compute see a closed connection. Idempotent."""
