@@ -78,23 +78,29 @@ class RankGroup:
     a peer that hangs is seen by the next collective's deadline.
     """
 
-    def __init__(self, store: Store, *, rank: int, size: int, backend: Backend = "gloo", deadline_s: float = 30.0) -> None:
-        """Blocks until every rank has joined. Raises GroupBroken when they have not within `deadline_s`."""
+    def __init__(
+        self, store: Store, *, rank: int, size: int, backend: Backend = "gloo", deadline_s: float = 30.0, join_timeout_s: float = 120.0
+    ) -> None:
+        """Blocks until every rank has joined. Raises GroupBroken when they have not within `join_timeout_s`.
+
+        With nccl the caller has chosen its device before (torch.cuda.set_device).
+        """
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is not in 0 … {size - 1}")
         self.rank = rank
         self.size = size
         self.deadline_s = deadline_s
         self.broken = ""  # why, once it is
-        deadline = timedelta(seconds=deadline_s)
+        joining = timedelta(seconds=join_timeout_s)
         try:
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=deadline)
-            self._steps = dist.new_group(backend="gloo", timeout=deadline)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=joining)
+            self._steps = dist.new_group(backend="gloo", timeout=joining)
             self._run(dist.barrier)
+            _set_pg_timeout(timedelta(seconds=deadline_s))
             _set_pg_timeout(IDLE_DEADLINE, self._steps)  # only now: joining has a deadline, waiting for a Step has none
         except (dist.DistError, RuntimeError) as error:
             self.close()
-            raise GroupBroken(f"rank {rank} of {size} could not join within {deadline_s:g} s: {error}") from error
+            raise GroupBroken(f"rank {rank} of {size} could not join within {join_timeout_s:g} s: {error}") from error
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         self._run(lambda: dist.all_reduce(tensor))

@@ -15,7 +15,7 @@ from replica.parallel.broadcast import LeadingRunner, rank_main
 from replica.parallel.group import GroupBroken, RankGroup, TensorParallel, join_store, open_store
 from replica.step import BlockCopy, Draw, Outcome, Row, RunnerLost, Step, StepResult
 
-DEADLINE_S = 4.0
+DEADLINE_S = 2.5
 LIMITS = EngineLimits(
     max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, num_blocks=16, block_size=4, max_waiting=8, vocab_size=100
 )
@@ -56,7 +56,7 @@ def two_steps() -> tuple[Step, Step]:
     return first, second
 
 
-def join(rank: int, size: int, port: Any, deadline_s: float = DEADLINE_S) -> RankGroup:
+def join(rank: int, size: int, port: Any, join_timeout_s: float = 60.0) -> RankGroup:
     torch.set_num_threads(1)
     if rank == 0:
         store = open_store("127.0.0.1", 20.0)
@@ -66,7 +66,7 @@ def join(rank: int, size: int, port: Any, deadline_s: float = DEADLINE_S) -> Ran
         while not port.value:
             time.sleep(0.01)
         store = join_store("127.0.0.1", port.value, 20.0)
-    return RankGroup(store, rank=rank, size=size, deadline_s=deadline_s)
+    return RankGroup(store, rank=rank, size=size, deadline_s=DEADLINE_S, join_timeout_s=join_timeout_s)
 
 
 def collectives(rank: int, size: int, port: Any, results: Any) -> None:
@@ -83,7 +83,7 @@ def steps(rank: int, size: int, port: Any, results: Any) -> None:
         model = ShardedSum(group)
         runner = LeadingRunner(model, group)
         tokens = [[outcome.token for outcome in runner.execute(step).outcomes] for step in two_steps()]
-        time.sleep(DEADLINE_S + 1.0)  # idle for longer than a collective may take: nobody minds
+        time.sleep(DEADLINE_S + 0.5)  # idle for longer than a collective may take: nobody minds
         tokens.append([runner.execute(Step(3, two_steps()[0].rows)).outcomes[0].token])
         runner.close()
         results.put((rank, tokens, model.seen, model.copies))
@@ -188,7 +188,7 @@ def incomplete(rank: int, size: int, port: Any, results: Any) -> None:
     if rank == size - 1:
         return
     try:
-        join(rank, size, port, deadline_s=2.0)
+        join(rank, size, port, join_timeout_s=2.0)
     except GroupBroken as error:
         results.put((rank, str(error)))
 
