@@ -23,8 +23,8 @@ from replica.contract.messages import (
     KvEvent,
     LoadReport,
     SamplingParams,
-    Stored,
     StepTimeCoefficients,
+    Stored,
     TokenDelta,
     ToReplica,
     ToRouter,
@@ -247,7 +247,7 @@ class RawRouter:
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - conditions of other threads' objects have no event
             await asyncio.sleep(0.005)
 
 
