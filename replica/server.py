@@ -87,7 +87,7 @@ class ReplicaServer:
 
     @property
     def limits(self) -> EngineLimits:
-        return self._started().runner.limits
+        return self._started().engine.limits
 
     async def drain(self, timeout_s: float) -> bool:
         """Bounce new work; True once no attempt is left, False when the time was up before."""
@@ -118,7 +118,8 @@ class ReplicaServer:
     def stats(self) -> dict[str, float]:
         """Flat numbers, for autoscaling and metrics: the last load report, the limits, and what the link holds."""
         parts = self._started()
-        load, limits, fanout = parts.link.fanout.load, parts.runner.limits, parts.link.fanout
+        fanout, limits = parts.link.fanout, parts.engine.limits
+        load = fanout.load
         return {
             "running": load.running,
             "waiting": load.waiting,
@@ -159,6 +160,9 @@ class ReplicaServer:
         """Blocking: reads the model."""
         if self._config.runner == "mock":
             return MockRunner.from_config(self._config)
+        ranks = 1 if self._group is None else self._group.size
+        if ranks != self._config.tensor_parallel_size:
+            raise ValueError(f"tensor_parallel_size is {self._config.tensor_parallel_size}, and the replica has {ranks} rank(s)")
         from replica.runner import ModelRunner  # not at the top: it imports torch, which a mock replica does without
 
         if self._group is None:
@@ -167,24 +171,35 @@ class ReplicaServer:
 
         return LeadingRunner(ModelRunner(self._config, tp=self._group, on_stage=self._on_stage), self._group)
 
+    @property
+    def dtype(self) -> str:
+        """Of weights and KV: 'bfloat16', 'float32', …, or 'mock'."""
+        dtype = getattr(_innermost(self._started().runner), "dtype", "mock")
+        return str(dtype).removeprefix("torch.")
+
     async def _assemble(self, runner: Runner) -> _Parts:
-        files = getattr(runner, "files", None)  # of a real model
-        revision = files.revision if files is not None else (self._config.revision or "")
-        model = self._config.served_model_name or (files.name if files is not None else self._config.model.rstrip("/").rsplit("/", 1)[-1])
+        held = _innermost(runner)  # a real model says what it is; a mock is called after the configuration
+        model = self._config.served_model_name or str(getattr(held, "model", self._config.model.rstrip("/").rsplit("/", 1)[-1]))
+        revision = str(getattr(held, "revision", self._config.revision or ""))
+        engine = Engine(runner, self._config, model, revision, time.monotonic, kv_block_bytes=int(getattr(held, "kv_block_bytes", 0)))
         me = Incarnation(
             replica_id=self._replica_id,
             epoch=self.epoch,
             model=model,
             revision=revision,
-            fingerprint=files.fingerprint if files is not None else f"mock:{model}",
-            limits=runner.limits,
+            fingerprint=str(getattr(held, "fingerprint", f"mock:{model}")),
+            limits=engine.limits,
         )
-        engine = Engine(runner, self._config, model, revision, time.monotonic)
         loop = EngineLoop(engine, runner, lambda delivery: link.deliver(delivery))
         link = LinkServer(me, loop.inbox, engine.load(), self._secret, limits=self._link_limits, tls=self._tls)
         address = await link.start(self._host)
         loop.start()
         return _Parts(runner, engine, loop, link, address)
+
+
+def _innermost(runner: Runner) -> object:
+    """Behind parallel.broadcast.LeadingRunner, which adds nothing that is asked for here."""
+    return getattr(runner, "inner", runner)
 
 
 def _check_limits(config: EngineConfig, limits: EngineLimits) -> None:
