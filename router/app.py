@@ -9,12 +9,12 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from router.api.auth import Authenticator
-from router.api.body import BodyBudget
 from router.api.context import Context
 from router.api.endpoints import Chat, Completions
 from router.api.front import Front, http_error
 from router.api.generate import GenerateApp
 from router.api.information import Health, MetricsPage, Models, Ready, Version
+from router.api.intake import Intake
 from router.api.metrics import Metrics
 from router.api.text_pool import TextPool
 from router.api.tokenization import Detokenize, Tokenize
@@ -36,7 +36,7 @@ def build_app(backend: Backend, model: ServedModel, config: RouterConfig, *, tra
         metrics=Metrics(model.name, backend.status),
         tracing=Tracing(model.name, tracer),
         pool=TextPool(),
-        budget=BodyBudget(),
+        intake=Intake(),
     )
     routes = [
         Route("/v1/chat/completions", GenerateApp(context, Chat(context)), methods=["POST"]),

@@ -31,9 +31,8 @@ class Authenticator:
             if hmac.compare_digest(accepted, digest):
                 found = caller
         if found is None or scheme.lower() != "bearer":
-            raise ApiError(
-                401, "a valid API key is needed: Authorization: Bearer KEY", None, "invalid_api_key", headers={"www-authenticate": "Bearer"}
-            )
+            message = "a valid API key is needed: Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         return found
 
 

@@ -56,11 +56,14 @@ class BodyBudget:
             self._changed = None
 
     def _fits(self, reader: object, size: int) -> bool:
-        if self.held_bytes + size <= self.limit_bytes - BODY_BYTES_MAX:
+        if reader is self._favoured:
+            return True  # one body at most, and room for one is kept
+        ordinary = self.held_bytes - self._held.get(self._favoured, 0)
+        if ordinary + size <= self.limit_bytes - BODY_BYTES_MAX:
             return True
         if self._favoured is None:
             self._favoured = reader
-        return self._favoured is reader and self.held_bytes + size <= self.limit_bytes
+        return self._favoured is reader
 
 
 async def read_json_body(receive: Receive, headers: Mapping[str, str], budget: BodyBudget) -> bytes:

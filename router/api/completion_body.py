@@ -20,19 +20,20 @@ def _prompts(value: Any) -> tuple[Prompt, ...]:
         raise ValueError("must be a text, a list of texts, a list of token ids, or a list of such lists")
     if not value:
         raise ValueError("must not be empty")
-    if all(type(item) is int for item in value):
+    kinds = set(map(type, value))
+    if kinds == {int}:
         return (_ids(value),)
     if len(value) > CHOICES_MAX:
         raise ValueError(f"at most {CHOICES_MAX} prompts")
-    if all(isinstance(item, str) for item in value):
+    if kinds == {str}:
         return tuple(value)
-    if all(isinstance(item, list) and all(type(i) is int for i in item) for item in value):
+    if kinds == {list} and all(set(map(type, item)) <= {int} for item in value):
         return tuple(_ids(item) for item in value)
     raise ValueError("must be a text, a list of texts, a list of token ids, or a list of such lists")
 
 
 def _ids(value: list[int]) -> tuple[int, ...]:
-    if not all(0 <= i < 2**31 for i in value):
+    if value and not 0 <= min(value) <= max(value) < 2**31:
         raise ValueError("has a token id out of range")
     return tuple(value)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from replica.contract.messages import EngineLimits
-from router.api.body import BodyBudget
+from router.api.intake import Intake
 from router.api.metrics import Metrics
 from router.api.text_pool import TextPool
 from router.api.tracing import Tracing
@@ -25,7 +25,7 @@ class Context:
     metrics: Metrics
     tracing: Tracing
     pool: TextPool
-    budget: BodyBudget
+    intake: Intake
     clock: Callable[[], float] = time.monotonic  # seconds
     random_bits: Callable[[int], int] = secrets.randbits  # seeds and ids
 

@@ -15,11 +15,12 @@ class WhileConnected:
     The cancellation stops at this context, and `gone` says why; one from outside goes through.
     """
 
-    __slots__ = ("_receive", "_task", "_watcher", "gone")
+    __slots__ = ("_receive", "_settled", "_task", "_watcher", "gone")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self.gone = False
+        self._settled = False
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
@@ -32,9 +33,13 @@ class WhileConnected:
         self._watcher.cancel()
         return self.gone and self._task.uncancel() == 0 and kind is asyncio.CancelledError
 
+    def settle(self) -> None:
+        """The answer is complete but for its sending: from now on a disconnect, which also ends every response, changes nothing."""
+        self._settled = True
+
     def leave(self) -> None:
         """The client has gone, or is to be treated so."""
-        if not self.gone:
+        if not self.gone and not self._settled:
             self.gone = True
             self._task.cancel()
 

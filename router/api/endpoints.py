@@ -18,7 +18,7 @@ from router.api.context import Context
 from router.api.errors import ApiError, bad_request, from_validation
 from router.api.generate import Prepared
 from router.api.limits import CHOICES_MAX, COMPLETION_TOKENS_DEFAULT
-from router.api.prompts import PromptIds, chat_prompt, completion_prompts
+from router.api.prompts import PromptIds, chat_prompt, completion_prompts, refuse_long_ids
 from router.api.sampling_body import SamplingBody
 from router.api.submission import Arrival, Wanted, build_batch
 from router.api.unsupported import refuse_unsupported
@@ -51,6 +51,7 @@ class Completions:
     def check(self, body: Mapping[str, Any]) -> Callable[[Arrival], Prepared]:
         context = self._context
         refuse_unsupported(body)
+        refuse_long_ids(body.get("prompt"), context.limits())
         parsed = validated(CompletionBody, body)
         _check_shared(parsed, parsed.max_tokens, context)
         if (parsed.n or 1) * len(parsed.prompt) > CHOICES_MAX:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 
+import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from router.api.generate import CALLER_KEY
 from router.api.limits import HEADER_BYTES_MAX, HEADER_FIELDS_MAX, REQUEST_ID_CHARACTERS_MAX
 from router.api.respond import REQUEST_ID_KEY, respond_error
 
-_log = logging.getLogger("rantang.router")
+_log = structlog.get_logger()
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
 
 
@@ -46,7 +46,7 @@ class Front:
         except ApiError as error:
             await respond_error(scope, send, error)
         except Exception:
-            _log.exception("%s %s failed", scope["method"], scope["path"][:200])
+            _log.exception("a request failed", method=scope["method"], path=scope["path"][:200])
             await respond_error(scope, send, ApiError(500, "the request failed inside the server", code="internal_error"))
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import structlog
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from router.api.answer import Renderer, WholeChoice
-from router.api.body import ClientDisconnected, read_json_body
+from router.api.body import ClientDisconnected
 from router.api.choice import ChoiceOptions
 from router.api.chunks import DONE, error_event
 from router.api.context import Context
 from router.api.disconnect import WhileConnected
 from router.api.errors import ApiError, bad_request, from_rejected
-from router.api.json_input import parse_object
 from router.api.limits import QUEUE_TIME_SLO_MS_MAX
 from router.api.outbox import Outbox, StreamCut
 from router.api.record import Outcome, Record
@@ -26,7 +25,7 @@ from router.api.run import Event, Run
 from router.api.submission import Arrival, Caller
 from router.ports import Batch, Rejected, Session
 
-_log = logging.getLogger("rantang.router")
+_log = structlog.get_logger()
 CALLER_KEY = "rantang.caller"  # in the scope: set by the front
 
 
@@ -68,7 +67,7 @@ class GenerateApp:
         outcome: Outcome | None = None
         try:
             try:
-                body = parse_object(await read_json_body(receive, headers, context.budget))
+                body = await context.intake.read_object(receive, headers)
                 job = self._endpoint.check(body)
                 del body
                 arrival = Arrival(
@@ -121,7 +120,7 @@ class GenerateApp:
         except Rejected as rejected:
             raise from_rejected(rejected) from None
         except Exception as error:
-            _log.exception("request %s was not admitted", batch.request_id)
+            _log.exception("a request could not be opened", request_id=batch.request_id)
             raise ApiError(500, "the request failed inside the server", code="internal_error") from error
 
 
@@ -160,6 +159,7 @@ async def _stream(run: Run, renderer: Renderer, record: Record, scope: Scope, se
             record.reason = error.code or ""
             outcome = Outcome.FAILED
             outbox.put(error_event(error) + DONE)
+        connection.settle()
         await outbox.finish()
     except StreamCut:  # the response stays unfinished: the server closes the connection
         record.reason = "stream_cut"

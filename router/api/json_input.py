@@ -15,7 +15,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise bad_request(None, f"the body is not valid JSON: {error.msg} at byte {error.pos}", "invalid_json") from None
+        raise bad_request(None, f"the body is not valid JSON: {error.msg} at position {error.pos}", "invalid_json") from None
     if not isinstance(value, dict):
         raise bad_request(None, "the body must be a JSON object", "invalid_json")
     if body.count(b"[") + body.count(b"{") > JSON_DEPTH_MAX:  # else it cannot be too deep

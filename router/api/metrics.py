@@ -5,11 +5,11 @@ accepted = finished + aborted + failed + shed + in flight, always: only the term
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from router.api.record import Outcome, Record
 from router.ports import PoolStatus
 
-_log = logging.getLogger("rantang.router.metrics")
+_log = structlog.get_logger()
 _LOG_EVERY_S = 60.0
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)

@@ -8,6 +8,7 @@ from replica.contract.messages import EngineLimits
 from router.api.chat_body import ChatBody, Message
 from router.api.completion_body import CompletionBody, Prompt
 from router.api.errors import ApiError, bad_request
+from router.api.limits import CHOICES_MAX
 from router.served_model import ServedModel
 from router.text.chat_template import Conversation, TemplateError
 
@@ -28,6 +29,14 @@ def completion_prompts(body: CompletionBody, model: ServedModel, limits: EngineL
     for ids in encoded:
         check_prompt(ids, "prompt", limits)
     return tuple(encoded)
+
+
+def refuse_long_ids(prompt: object, limits: EngineLimits | None) -> None:
+    """Before a long list is looked at item by item. Raises ApiError 400."""
+    lists = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else [prompt]
+    for ids in lists[:CHOICES_MAX]:
+        if limits is not None and isinstance(ids, list) and len(ids) + 1 > limits.max_model_len and type(ids[0]) is int:
+            raise _too_long("prompt", str(len(ids)), limits)
 
 
 def chat_prompt(body: ChatBody, messages: Sequence[Message], model: ServedModel, limits: EngineLimits | None) -> PromptIds:
@@ -64,7 +73,7 @@ def check_text_fits(text: str, param: str, model: ServedModel, limits: EngineLim
     """Refuse what cannot fit before any work is spent on it."""
     if limits is None:
         return
-    least = model.tokenizer.tokens_at_least(text)
+    least = model.tokenizer.tokens_at_least(text, limits.max_model_len)
     if least + 1 > limits.max_model_len:
         raise _too_long(param, f"at least {least}", limits)
 
@@ -87,6 +96,6 @@ def check_ids(ids: Sequence[int], param: str, model: ServedModel, limits: Engine
 def _too_long(param: str, tokens: str, limits: EngineLimits) -> ApiError:
     return bad_request(
         param,
-        f"this model's context is {limits.max_model_len} tokens; the prompt has {tokens} and needs room for at least one more",
+        f"this model's context is {limits.max_model_len} tokens; the prompt has {tokens} tokens and needs room for one more",
         "context_length_exceeded",
     )

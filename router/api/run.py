@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
+
+import structlog
 
 from replica.contract.messages import FinishReason
 from router.api.answer import Usage
@@ -13,7 +14,7 @@ from router.api.errors import ApiError, from_rejected
 from router.api.record import Record
 from router.ports import Delta, Rejected, Session
 
-_log = logging.getLogger("rantang.router")
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ from pydantic import BeforeValidator, Field
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from router.api.body import ClientDisconnected, read_json_body
+from router.api.body import ClientDisconnected
 from router.api.chat_body import read_messages, template_variables
 from router.api.context import Context
 from router.api.endpoints import check_model, validated
 from router.api.errors import bad_request
-from router.api.json_input import parse_object
 from router.api.logprobs import token_name
 from router.api.prompts import PromptIds, check_ids, conversation_of, render_chat
 from router.api.respond import respond_json
@@ -46,7 +45,7 @@ class Tokenize:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._context
         try:
-            value = parse_object(await read_json_body(receive, Headers(scope=scope), context.budget))
+            value = await context.intake.read_object(receive, Headers(scope=scope))
         except ClientDisconnected:
             return
         refuse_unsupported(value)
@@ -82,7 +81,7 @@ class Detokenize:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._context
         try:
-            value = parse_object(await read_json_body(receive, Headers(scope=scope), context.budget))
+            value = await context.intake.read_object(receive, Headers(scope=scope))
         except ClientDisconnected:
             return
         body = validated(DetokenizeBody, value)

@@ -21,7 +21,7 @@ class Tracing:
 
     def __init__(self, model: str, tracer: Tracer | None = None) -> None:
         self._model = model
-        self._tracer = tracer or trace.get_tracer("rantang.router")
+        self._tracer = tracer or trace.get_tracer("rantang")
 
     def begin(self, endpoint: str, headers: Mapping[str, str]) -> RequestSpan:
         traceparent = headers.get("traceparent", "")

@@ -25,6 +25,7 @@ class Vocabulary:
     special_ids: frozenset[int]  # control tokens: never shown, never read from a message's content
     lost_bytes: bytes  # bytes of a text that have no token and vanish when it is encoded
     strip_first_space: bool  # a text's first token carries a space that the text does not have
+    words_apart: bool  # no token reaches from one word into the next
 
 
 class Tokenizer:
@@ -80,14 +81,18 @@ class Tokenizer:
         ids += self.encode(text[start:].replace(guard, ""), parse_special=False)
         return tuple(ids)
 
-    def tokens_at_least(self, text: str) -> int:
-        """A cheap lower bound of the number of tokens: bytes that have tokens ÷ the longest token's bytes."""
+    def tokens_at_least(self, text: str, enough: int) -> int:
+        """A cheap lower bound of the number of tokens: bytes that have tokens ÷ the longest token's bytes, or the words.
+
+        The words are only counted where the bytes do not make `enough`: a long text is judged at a glance.
+        """
         if self._shrink == 0:
             return 0
         data = text.encode()
         if self.vocabulary.lost_bytes:
             data = data.translate(None, self.vocabulary.lost_bytes)
-        return len(data) // (self._longest_token_bytes * self._shrink)
+        least = len(data) // (self._longest_token_bytes * self._shrink)
+        return max(least, len(data.split())) if least < enough and self.vocabulary.words_apart else least
 
     def table(self, *, skip_special: bool) -> tuple[bytes, ...]:
         """Bytes of each id as they appear in a text."""

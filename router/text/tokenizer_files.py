@@ -84,9 +84,10 @@ def _vocabulary(encoder: tokenizers.Tokenizer, *, byte_level: bool, strip_first_
             token_bytes[index] = _byte_level(token, alphabet)
         else:
             token_bytes[index] = _byte_fallback(token)
+    words_apart = byte_level and not any(len(token.split()) > 1 for token in token_bytes)
     single = {token for token in token_bytes if len(token) == 1}
     lost = bytes(b for b in range(256) if bytes((b,)) not in single) if byte_level else b""
-    return Vocabulary(tuple(token_bytes), frozenset(i for i, token in added.items() if token.special), lost, strip_first_space)
+    return Vocabulary(tuple(token_bytes), frozenset(i for i, token in added.items() if token.special), lost, strip_first_space, words_apart)
 
 
 def _byte_level(token: str, alphabet: Mapping[str, int]) -> bytes:
