@@ -21,6 +21,7 @@ from router.ports import Batch, PoolStatus, Rejected
 from router.session import BatchSession
 from router.status import pool_status
 from router.switchboard import Switchboard
+from router.ticker import Ticker
 
 _log = structlog.get_logger()
 
@@ -45,8 +46,7 @@ class Dispatcher:
         self._links = Links(self, connect, clock, Random(seed))
         self._sessions: dict[int, BatchSession] = {}
         self._limits: EngineLimits | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._tick_due_s = 0.0
+        self._ticker = Ticker(lambda: self._carry_out(self.board.tick(clock())), lambda: self.board.tick_period_s, clock)
         self._stopping = False
         self._idle = asyncio.Event()
 
@@ -56,7 +56,9 @@ class Dispatcher:
         if self._stopping:
             raise Rejected(503, "stopping", "this router is stopping", 1.0)
         number, effects = self.board.arrive(batch, self._clock())
-        session = BatchSession(stop=lambda index: self._stop(number, index), close=lambda: self._close(number))
+        session = BatchSession(
+            stop=lambda index: self._carry_out(self.board.stop(number, index, self._clock())), close=lambda: self._close(number)
+        )
         self._sessions[number] = session
         self._carry_out(effects)
         try:
@@ -74,7 +76,7 @@ class Dispatcher:
     def update_replicas(self, members: Sequence[Member]) -> None:
         """The whole set, each time. Who is missing gets no new work, and keeps its link until it closes."""
         self._links.update(members)
-        self._arm()
+        self._ticker.arm()
 
     async def stop(self, timeout_s: float) -> None:
         """No new work; wait for what runs; then close everything. Idempotent."""
@@ -86,8 +88,7 @@ class Dispatcher:
         for session in tuple(self._sessions.values()):
             session.close()
         await self._links.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._ticker.stop()
 
     # --- replicas: LinksOwner ----------------------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ class Dispatcher:
         self._carry_out(self.board.frame(incarnation, frame, self._clock()))
 
     def snapshot(self, incarnation: Incarnation, snapshot: Snapshot) -> None:
-        self.board.snapshot(incarnation, snapshot)
+        self.board.fleet.index.snapshot(incarnation, snapshot)
 
     def leaving(self, replica_id: str, is_leaving: bool) -> None:
         self.board.leave(replica_id, is_leaving, self._clock())
@@ -113,9 +114,6 @@ class Dispatcher:
             self._carry_out(self.board.lost(incarnation.replica_id, self._clock()))
 
     # --- effects -----------------------------------------------------------------------------------------------------
-
-    def _stop(self, number: int, index: int) -> None:
-        self._carry_out(self.board.stop(number, index, self._clock()))
 
     def _close(self, number: int) -> None:
         self._forget(number)
@@ -132,7 +130,7 @@ class Dispatcher:
                 _log.warning(effect.event, replica=effect.replica_id, streams=effect.streams)
             else:
                 self._to_session(effect)
-        self._arm()
+        self._ticker.arm()
 
     def _to_replica(self, effect: Submit | CancelAttempt | WantSnapshot) -> list[Effect]:
         link = self._links.of(effect.incarnation)
@@ -165,21 +163,3 @@ class Dispatcher:
         self._sessions.pop(number, None)
         if not self._sessions:
             self._idle.set()
-
-    # --- time --------------------------------------------------------------------------------------------------------
-
-    def _arm(self) -> None:
-        """The next tick, sooner when somebody waits at the router."""
-        if self._stopping and not self._sessions:
-            return
-        due_s = self._clock() + self.board.tick_period_s
-        if self._timer is not None and self._tick_due_s <= due_s + 0.001:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._tick_due_s = due_s
-        self._timer = asyncio.get_running_loop().call_later(self.board.tick_period_s, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._carry_out(self.board.tick(self._clock()))

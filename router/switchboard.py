@@ -1,6 +1,7 @@
 """The router's decisions as one pure object: events in, effects out. The dispatcher's shell drives it with sockets and the
 real clock, the simulator with modelled replicas and a virtual one.
 
+Snapshots go straight to `fleet.index`.
 `tick` is to be called whenever `tick_period_s` has passed; everything else when it happens. Times are one monotonic clock.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replica.contract.messages import Bounce, BounceReason, Frame, Snapshot, Welcome
+from replica.contract.messages import Bounce, BounceReason, Frame, Welcome
 from router.config import RouterConfig
 from router.dispatch import Bounds, Departure
 from router.effects import Effect, Notice, WantSnapshot
@@ -78,9 +79,6 @@ class Switchboard:
             effects += self.traffic.delta(incarnation, delta, now)
         return effects + self._freshened(incarnation, now)
 
-    def snapshot(self, incarnation: Incarnation, snapshot: Snapshot) -> None:
-        self.fleet.index.snapshot(incarnation, snapshot)
-
     def undelivered(self, incarnation: Incarnation, attempt: int, now: float) -> list[Effect]:
         """The link could not take it: as if the replica had said that its queue is full."""
         return self.traffic.bounced(incarnation, Bounce(attempt, BounceReason.QUEUE_FULL), now)
@@ -90,7 +88,7 @@ class Switchboard:
         incarnation = self.fleet.lose(replica_id)
         if incarnation is None:
             return []
-        effects: list[Effect] = [Notice("replica lost", replica_id, self._own(incarnation))]
+        effects: list[Effect] = [Notice("replica lost", replica_id, self.traffic.streams_on(incarnation))]
         effects += self.traffic.depart_all(incarnation, Departure.LOST, now)
         if self.traffic.adrift:
             self._unserved(now)
@@ -109,7 +107,7 @@ class Switchboard:
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for incarnation in self.fleet.check(now):
-            effects.append(Notice("replica stalled", incarnation.replica_id, self._own(incarnation)))
+            effects.append(Notice("replica stalled", incarnation.replica_id, self.traffic.streams_on(incarnation)))
             effects += self.traffic.depart_all(incarnation, Departure.LOST, now)
             if self.traffic.adrift:
                 self._unserved(now - self._stall_min_s)
@@ -130,9 +128,6 @@ class Switchboard:
         return self._unserved_s is None or now - self._unserved_s < self._stall_min_s
 
     # --- within ------------------------------------------------------------------------------------------------------
-
-    def _own(self, incarnation: Incarnation) -> int:
-        return sum(stream.incarnation == incarnation for _, stream in self.traffic.attempts.values())
 
     def _unserved(self, now: float) -> None:
         if not self.fleet.routable() and self._unserved_s is None and self.fleet.seen:

@@ -113,6 +113,9 @@ class Traffic:
                 effects += self.settle(dispatch.depart(stream.index, why, now), now)
         return effects
 
+    def streams_on(self, incarnation: Incarnation) -> int:
+        return sum(stream.incarnation == incarnation for _, stream in self.attempts.values())
+
     # --- streams without a replica -----------------------------------------------------------------------------------
 
     @property

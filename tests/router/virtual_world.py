@@ -163,7 +163,7 @@ class World:
                 self.replicas[effect.incarnation.replica_id].cancel(effect.attempt)
         elif isinstance(effect, WantSnapshot):
             replica = self.replicas[effect.incarnation.replica_id]
-            self.board.snapshot(effect.incarnation, replica.snapshot())
+            self.board.fleet.index.snapshot(effect.incarnation, replica.snapshot())
         elif isinstance(effect, Opened):
             self.outcomes[effect.batch_id].opened = True
         elif isinstance(effect, Emit):
