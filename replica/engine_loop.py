@@ -185,10 +185,10 @@ class EngineLoop:
 
     def _turn(self) -> None:
         commands = self.inbox.take()
+        for owner in commands.snapshots:  # first of all: now the engine agrees with the events told so far
+            self._send(BlocksSnapshot(owner, tuple(self._engine.snapshot())))
         self._cancel(commands.cancels)
         accepted, bounces = self._submit(commands.submits)
-        for owner in commands.snapshots:
-            self._send(BlocksSnapshot(owner, tuple(self._engine.snapshot())))
         cancels = [commands.cancels]
         output: EngineOutput | None
         step = self._engine.plan()

@@ -87,7 +87,7 @@ class ReplicaServer:
 
     @property
     def limits(self) -> EngineLimits:
-        return self._started().runner.limits
+        return self._started().engine.limits
 
     async def drain(self, timeout_s: float) -> bool:
         """Bounce new work; True once no attempt is left, False when the time was up before."""
@@ -118,7 +118,8 @@ class ReplicaServer:
     def stats(self) -> dict[str, float]:
         """Flat numbers, for autoscaling and metrics: the last load report, the limits, and what the link holds."""
         parts = self._started()
-        load, limits, fanout = parts.link.fanout.load, parts.runner.limits, parts.link.fanout
+        fanout, limits = parts.link.fanout, parts.engine.limits
+        load = fanout.load
         return {
             "running": load.running,
             "waiting": load.waiting,
@@ -171,15 +172,15 @@ class ReplicaServer:
         files = getattr(runner, "files", None)  # of a real model
         revision = files.revision if files is not None else (self._config.revision or "")
         model = self._config.served_model_name or (files.name if files is not None else self._config.model.rstrip("/").rsplit("/", 1)[-1])
+        engine = Engine(runner, self._config, model, revision, time.monotonic, kv_block_bytes=getattr(runner, "kv_block_bytes", 0))
         me = Incarnation(
             replica_id=self._replica_id,
             epoch=self.epoch,
             model=model,
             revision=revision,
             fingerprint=files.fingerprint if files is not None else f"mock:{model}",
-            limits=runner.limits,
+            limits=engine.limits,
         )
-        engine = Engine(runner, self._config, model, revision, time.monotonic)
         loop = EngineLoop(engine, runner, lambda delivery: link.deliver(delivery))
         link = LinkServer(me, loop.inbox, engine.load(), self._secret, limits=self._link_limits, tls=self._tls)
         address = await link.start(self._host)
