@@ -177,7 +177,7 @@ async def test_a_cancel_costs_no_step_but_the_one_that_runs(how: str) -> None:
         gate.acquire(timeout=20.0)
 
     runner = MockRunner(mock_limits(config()), StepTimeCoefficients(a=1.0, b=0.0, c=0.0, d=0.0), sleep=wait_at_the_gate)
-    async with serving(ReplicaServer(config(), replica_id="replica-1", secret=SECRET, runner=runner)) as (replica, client, ear):
+    async with serving(ReplicaServer(config(), replica_id="replica-1", secret=SECRET, runner=runner)) as (replica, client, _):
         client.submit([make_request(1, max_tokens=2000)])
         for _ in range(3):
             await asyncio.to_thread(entered.acquire)
