@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from typing import Protocol
+from typing import Protocol, cast
 
 from replica.contract import wire
 from replica.contract.messages import PROTOCOL_VERSION, Challenge, Frame, Hello, KvEvent, Refused, ToReplica, ToRouter
@@ -63,8 +63,7 @@ class RouterConnection(asyncio.Protocol):
     # --- what asyncio calls ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its bases
         set_socket_options(transport.get_extra_info("socket"))
         refusal = self._host.refusal()
         if refusal:
