@@ -5,19 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import uvloop
 from link_fakes import SECRET, RawRouter, replica, request, until
 
 from replica.contract import wire
 from replica.contract.messages import PROTOCOL_VERSION, Cancel, Challenge, Hello, Refused, Submit, WantSnapshot, Welcome
 from replica.link import Incarnation, LinkLimits, LinkServer
-
-
-@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Every test here runs on both loops: Serve's processes run uvloop, and its transports are not asyncio's."""
-    policy: asyncio.AbstractEventLoopPolicy = request.param()
-    return policy
 
 
 async def refusal(address: tuple[str, int], **changes: object) -> str:

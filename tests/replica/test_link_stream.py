@@ -7,20 +7,12 @@ import socket
 import threading
 
 import pytest
-import uvloop
 from link_fakes import LIMITS, Output, PacedRunner, RawRouter, ScriptedEngine, replica, request, until
 
 from replica import link as link_module
 from replica.contract import wire
 from replica.contract.messages import Bounce, BounceReason, Cancel, FinishReason, Frame, GenerateRequest, Snapshot, Submit, WantSnapshot
 from replica.link import LinkLimits
-
-
-@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Every test here runs on both loops: Serve's processes run uvloop, and its transports are not asyncio's."""
-    policy: asyncio.AbstractEventLoopPolicy = request.param()
-    return policy
 
 
 async def test_one_frame_per_step_with_everything_in_it() -> None:

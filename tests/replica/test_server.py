@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-import uvloop
 
 from replica.config import EngineConfig
 from replica.contract.blocks import block_keys, root_key
@@ -29,13 +28,6 @@ from replica.step import Step, StepResult
 from router.link import LinkClient, Member
 
 SECRET = b"server test"
-
-
-@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Every test here runs on both loops: Serve's processes run uvloop, and its transports are not asyncio's."""
-    policy: asyncio.AbstractEventLoopPolicy = request.param()
-    return policy
 
 
 class Ear:

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from replica.contract import wire
 from replica.contract.messages import (
@@ -42,13 +41,6 @@ LIMITS = EngineLimits(128, 4, 64, 32, 16, 8, 1000)
 LOAD = LoadReport(0, 0, 0, 0, 0, 32, 0, StepTimeCoefficients(0.01, 0.0, 0.0, 0.0), 0.01)
 WELCOME = Welcome(PROTOCOL_VERSION, "one", 5, "m", "r", "f", LIMITS, LOAD)
 FRAME = Frame(epoch=5, sequence=0, load=LOAD)
-
-
-@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Every test here runs on both loops: Serve's processes run uvloop, and its transports are not asyncio's."""
-    policy: asyncio.AbstractEventLoopPolicy = request.param()
-    return policy
 
 
 class Ear:
