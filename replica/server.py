@@ -168,17 +168,23 @@ class ReplicaServer:
 
         return LeadingRunner(ModelRunner(self._config, tp=self._group, on_stage=self._on_stage), self._group)
 
+    @property
+    def dtype(self) -> str:
+        """Of weights and KV: 'bfloat16', 'float32', …, or 'mock'."""
+        dtype = getattr(_innermost(self._started().runner), "dtype", "mock")
+        return str(dtype).removeprefix("torch.")
+
     async def _assemble(self, runner: Runner) -> _Parts:
-        files = getattr(runner, "files", None)  # of a real model
-        revision = files.revision if files is not None else (self._config.revision or "")
-        model = self._config.served_model_name or (files.name if files is not None else self._config.model.rstrip("/").rsplit("/", 1)[-1])
-        engine = Engine(runner, self._config, model, revision, time.monotonic, kv_block_bytes=getattr(runner, "kv_block_bytes", 0))
+        held = _innermost(runner)  # a real model says what it is; a mock is called after the configuration
+        model = self._config.served_model_name or str(getattr(held, "model", self._config.model.rstrip("/").rsplit("/", 1)[-1]))
+        revision = str(getattr(held, "revision", self._config.revision or ""))
+        engine = Engine(runner, self._config, model, revision, time.monotonic, kv_block_bytes=int(getattr(held, "kv_block_bytes", 0)))
         me = Incarnation(
             replica_id=self._replica_id,
             epoch=self.epoch,
             model=model,
             revision=revision,
-            fingerprint=files.fingerprint if files is not None else f"mock:{model}",
+            fingerprint=str(getattr(held, "fingerprint", f"mock:{model}")),
             limits=engine.limits,
         )
         loop = EngineLoop(engine, runner, lambda delivery: link.deliver(delivery))
@@ -186,6 +192,11 @@ class ReplicaServer:
         address = await link.start(self._host)
         loop.start()
         return _Parts(runner, engine, loop, link, address)
+
+
+def _innermost(runner: Runner) -> object:
+    """Behind parallel.broadcast.LeadingRunner, which adds nothing that is asked for here."""
+    return getattr(runner, "inner", runner)
 
 
 def _check_limits(config: EngineConfig, limits: EngineLimits) -> None:

@@ -19,10 +19,10 @@ STEP_BYTES_MAX = 256 * 1024 * 1024
 
 
 class Worker(Protocol):
-    """The model's part on a rank that does not sample."""
+    """The model's part on a rank that does not sample: a Runner whose results nobody reads."""
 
-    def forward(self, step: Step) -> object:
-        """All of the step's collectives, in the same order as rank 0's. What it returns is dropped."""
+    def execute(self, step: Step) -> object:
+        """All of the step's collectives, in the same order as rank 0's; the step's Draws are placeholders."""
         ...
 
     def close(self) -> None: ...
@@ -49,11 +49,6 @@ class LeadingRunner:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         return self.inner.eos_token_ids
-
-    @property
-    def files(self) -> object:
-        """Of the inner runner, where it has them: which model this is."""
-        return getattr(self.inner, "files", None)
 
     def execute(self, step: Step) -> StepResult:
         try:
@@ -94,7 +89,7 @@ def rank_main(group: RankGroup, make_worker: Callable[[TensorParallel], Worker])
                 raise GroupBroken(f"rank {group.rank}: {error}") from error
             if step is None:
                 return steps
-            worker.forward(step)
+            worker.execute(step)
             steps += 1
     finally:
         group.close()

@@ -91,6 +91,7 @@ class RankGroup:
         self.size = size
         self.deadline_s = deadline_s
         self.broken = ""  # why, once it is
+        self._have_met = False
         joining = timedelta(seconds=join_timeout_s)
         try:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=joining)
@@ -103,12 +104,14 @@ class RankGroup:
             raise GroupBroken(f"rank {rank} of {size} could not join within {join_timeout_s:g} s: {error}") from error
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._meet_once()
         self._run(lambda: dist.all_reduce(tensor))
         return tensor
 
     def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
         flat = tensor.contiguous()
         gathered = [torch.empty_like(flat) for _ in range(self.size)]
+        self._meet_once()
         self._run(lambda: dist.all_gather(gathered, flat))
         return torch.cat(gathered, dim=-1)
 
@@ -119,6 +122,12 @@ class RankGroup:
     def meet(self) -> None:
         """Wait for every rank, without a deadline: ranks read their shards at their own speed. One that leaves ends the wait."""
         self._run(lambda: dist.barrier(group=self._steps))
+
+    def _meet_once(self) -> None:
+        """Before the first collective: its deadline is for computing, and the ranks may come from loading."""
+        if not self._have_met:
+            self._have_met = True
+            self.meet()
 
     def close(self) -> None:
         """Leave. Peers that still compute see a closed connection. Idempotent."""

@@ -56,7 +56,7 @@ def two_steps() -> tuple[Step, Step]:
     return first, second
 
 
-def join(rank: int, size: int, port: Any, join_timeout_s: float = 60.0) -> RankGroup:
+def join(rank: int, size: int, port: Any, join_timeout_s: float = 60.0, deadline_s: float = DEADLINE_S) -> RankGroup:
     torch.set_num_threads(1)
     if rank == 0:
         store = open_store("127.0.0.1", 20.0)
@@ -66,7 +66,7 @@ def join(rank: int, size: int, port: Any, join_timeout_s: float = 60.0) -> RankG
         while not port.value:
             time.sleep(0.01)
         store = join_store("127.0.0.1", port.value, 20.0)
-    return RankGroup(store, rank=rank, size=size, deadline_s=DEADLINE_S, join_timeout_s=join_timeout_s)
+    return RankGroup(store, rank=rank, size=size, deadline_s=deadline_s, join_timeout_s=join_timeout_s)
 
 
 def collectives(rank: int, size: int, port: Any, results: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from link_fakes import SECRET, RawRouter, replica, request, until
+from tests.replica.link_fakes import SECRET, RawRouter, replica, request, until
 
 from replica.contract import wire
 from replica.contract.messages import PROTOCOL_VERSION, Cancel, Challenge, Hello, Refused, Submit, WantSnapshot, Welcome

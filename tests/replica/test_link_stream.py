@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from link_fakes import LIMITS, Output, PacedRunner, RawRouter, ScriptedEngine, replica, request, until
+from tests.replica.link_fakes import LIMITS, Output, PacedRunner, RawRouter, ScriptedEngine, replica, request, until
 
 from replica import link as link_module
 from replica.contract import wire

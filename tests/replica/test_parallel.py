@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import parallel_ranks as ranks
+from tests.replica import parallel_ranks as ranks
 import pytest
 import torch
 
