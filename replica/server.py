@@ -160,6 +160,9 @@ class ReplicaServer:
         """Blocking: reads the model."""
         if self._config.runner == "mock":
             return MockRunner.from_config(self._config)
+        ranks = 1 if self._group is None else self._group.size
+        if ranks != self._config.tensor_parallel_size:
+            raise ValueError(f"tensor_parallel_size is {self._config.tensor_parallel_size}, and the replica has {ranks} rank(s)")
         from replica.runner import ModelRunner  # not at the top: it imports torch, which a mock replica does without
 
         if self._group is None:

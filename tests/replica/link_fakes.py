@@ -13,7 +13,6 @@ from replica.contract import wire
 from replica.contract.messages import (
     PROTOCOL_VERSION,
     Bounce,
-    BounceReason,
     Challenge,
     EngineLimits,
     FinishReason,
@@ -34,6 +33,7 @@ from replica.engine_loop import EngineLoop
 from replica.link import Incarnation, LinkLimits, LinkServer
 from replica.step import Outcome, Row, Step, StepResult
 
+PATIENCE_S = 10.0  # a test that waits longer has failed
 SECRET = b"a secret of the cluster"
 LIMITS = EngineLimits(
     max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, num_blocks=256, block_size=16, max_waiting=64, vocab_size=1000
@@ -56,11 +56,13 @@ class ScriptedEngine:
     """Every live request gets one token a step. `events_each_step` makes every step store one block."""
 
     events_each_step: bool = False
+    tokens_each: int = 1
     live: dict[tuple[int, int], int] = field(default_factory=dict)  # (owner, attempt) → tokens left
     submitted: list[int] = field(default_factory=list)
     cancelled: list[tuple[int, int]] = field(default_factory=list)
     owners_gone: list[int] = field(default_factory=list)
     steps: int = 0
+    tokens: int = 0
     blocks: list[tuple[bytes, bytes]] = field(default_factory=list)
     threads: set[int] = field(default_factory=set)
     on_submit: Callable[[GenerateRequest], Bounce | None] = lambda request: None
@@ -98,12 +100,13 @@ class ScriptedEngine:
     def settle(self, step: Step, result: StepResult | Exception) -> Output:
         planned = {row.request for row in step.rows}
         deltas = []
+        self.tokens += sum(attempt in planned for _, attempt in self.live)
         for (owner, attempt), left in list(self.live.items()):
             if attempt not in planned:
                 continue
             error = str(result) if isinstance(result, Exception) else ""
             finish = FinishReason.ERROR if error else FinishReason.LENGTH if left <= 1 else None
-            deltas.append((owner, TokenDelta(attempt=attempt, token_ids=(self.steps,), finish=finish, error=error)))
+            deltas.append((owner, TokenDelta(attempt=attempt, token_ids=(self.steps,) * self.tokens_each, finish=finish, error=error)))
             self.live[owner, attempt] = left - 1
             if finish is not None:
                 del self.live[owner, attempt]
@@ -219,13 +222,13 @@ class RawRouter:
     def write(self, message: ToReplica) -> None:
         self.writer.write(wire.encode(message))
 
-    async def read(self, timeout_s: float = 10.0) -> ToRouter:
-        async with asyncio.timeout(timeout_s):
+    async def read(self, timeout_s: float | None = None) -> ToRouter:
+        async with asyncio.timeout(timeout_s or PATIENCE_S):
             return wire.decode_to_router(await wire.read_body(self.reader))
 
     async def frame(self, want: Callable[[Frame], bool] = lambda frame: True) -> Frame:
         """The next frame that `want` accepts; others are dropped."""
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 message = await self.read()
                 if isinstance(message, Frame) and want(message):
@@ -233,7 +236,7 @@ class RawRouter:
 
     async def is_closed(self) -> bool:
         """True when the replica closes; what it still says is dropped."""
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             try:
                 while await self.reader.read(65536):
                     pass
@@ -245,10 +248,7 @@ class RawRouter:
         self.writer.transport.abort()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
+async def until(condition: Callable[[], bool], timeout_s: float | None = None) -> None:
+    async with asyncio.timeout(timeout_s or PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - conditions of other threads' objects have no event
             await asyncio.sleep(0.005)
-
-
-NO = Bounce(attempt=0, reason=BounceReason.NEVER_FITS, message="no")

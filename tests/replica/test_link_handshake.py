@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.replica.link_fakes import SECRET, RawRouter, replica, request, until
 
 from replica.contract import wire
 from replica.contract.messages import PROTOCOL_VERSION, Cancel, Challenge, Hello, Refused, Submit, WantSnapshot, Welcome
 from replica.link import Incarnation, LinkLimits, LinkServer
+from tests.replica.link_fakes import SECRET, RawRouter, replica, request, until
 
 
 async def refusal(address: tuple[str, int], **changes: object) -> str:

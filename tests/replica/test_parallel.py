@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.replica import parallel_ranks as ranks
 import pytest
 import torch
 
 from replica.parallel.group import SingleRank
+from tests.replica import parallel_ranks as ranks
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,8 @@ class Answers:
 
 async def serve(group: RankGroup | None) -> tuple[list[list[int]], list[float]]:
     """Greedy answers to PROMPTS, and the prompt log probabilities of the last, from a whole replica."""
-    server = ReplicaServer(CONFIG, replica_id="replica", secret=b"s", group=group)
+    config = CONFIG.model_copy(update={"tensor_parallel_size": group.size if group else 1})
+    server = ReplicaServer(config, replica_id="replica", secret=b"s", group=group)
     await server.start()
     answers = Answers()
     client = LinkClient(Member("replica", *server.address), router_id="router", secret=b"s", listener=answers)

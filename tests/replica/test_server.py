@@ -220,6 +220,12 @@ async def test_a_context_the_pool_cannot_hold_is_refused_at_start() -> None:
         await replica.stop()
 
 
+async def test_ranks_that_are_not_there_are_refused_at_start() -> None:
+    replica = ReplicaServer(EngineConfig(tensor_parallel_size=3), replica_id="replica-1", secret=SECRET)
+    with pytest.raises(ValueError, match=r"tensor_parallel_size is 3, and the replica has 1"):
+        await replica.start()
+
+
 async def test_one_not_given_is_lowered_to_what_fits() -> None:
     async with serving(server(num_gpu_blocks_override=10)) as (replica, _, ear):
         assert replica.limits.max_model_len == 160
