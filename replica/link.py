@@ -24,7 +24,7 @@ from replica.contract.messages import (
     WantSnapshot,
     Welcome,
 )
-from replica.engine_loop import BlocksSnapshot, Delivery, EngineEnded, Report
+from replica.engine_loop import BlocksSnapshot, Delivery, Report
 from replica.fanout import Fanout
 from replica.inbox import Inbox
 from replica.link_connection import ROUTER_ID_CHARS_MAX, RouterConnection
@@ -121,14 +121,11 @@ class LinkServer:
         elif isinstance(delivery, BlocksSnapshot):
             self.fanout.snapshot(delivery)
         else:
-            self._engine_ended(delivery)
+            if delivery.reason:
+                _log.error("engine ended", reason=delivery.reason)
+            self._end(delivery.reason or "the engine has stopped")  # routers move their streams elsewhere
+            self.fanout.forget_leaving()
         self._note_emptiness()
-
-    def _engine_ended(self, delivery: EngineEnded) -> None:
-        if delivery.reason:
-            _log.error("engine ended", reason=delivery.reason)
-        self._end(delivery.reason or "the engine has stopped")  # routers move their streams elsewhere
-        self.fanout.forget_leaving()
 
     def _end(self, reason: str) -> None:
         self._over = self._over or reason

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-ON_BOTH_LOOPS = ("test_link_handshake", "test_link_stream", "test_server", "test_link_client")
+ON_BOTH_LOOPS = ("test_link_handshake", "test_link_stream", "test_replica_server", "test_link_client")
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
