@@ -1,0 +1,229 @@
+"""One engine: requests in, tokens out, a step at a time. Synchronous, used from one thread.
+
+    while engine.has_work:            or, to let cancels in while a step runs:
+        output = engine.step()            step = engine.plan()
+                                          result = runner.execute(step)
+                                          output = engine.settle(step, result)
+
+Nothing that a request brings can end the engine: what is wrong with it is refused at `submit`; a row's error ends that
+request; a step that raises is taken apart, its requests run alone, and who fails alone ends with an error. Only
+RunnerLost, which says that no step will work again, is passed on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from replica.config import EngineConfig
+from replica.contract.blocks import block_keys, root_key
+from replica.contract.messages import Bounce, BounceReason, EngineLimits, FinishReason, GenerateRequest, KvEvent, LoadReport, TokenDelta
+from replica.kv_manager import KvManager
+from replica.ledger import Ledger
+from replica.load import load_report
+from replica.outbox import Outbox
+from replica.plan import Plan
+from replica.request import Request, State, Terms
+from replica.scheduler import Scheduler
+from replica.scheduling_policy import SchedulingPolicy
+from replica.settling import Settling
+from replica.step import Runner, RunnerLost, Step, StepResult
+from replica.step_time_fit import StepTimeFit
+from replica.validation import fault_of
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """What one step brought, or what there was to tell without one (then `rows` is 0)."""
+
+    deltas: tuple[tuple[int, TokenDelta], ...]  # (owner, delta)
+    events: tuple[KvEvent, ...]
+    rows: int = 0
+    tokens: int = 0  # computed in this step
+    duration_s: float = 0.0
+    error: str = ""  # the step raised this; its requests are being run alone
+
+
+class Engine:
+    """`clock` is monotonic, in seconds. `kv_block_bytes` only feeds load reports."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        model_name: str,
+        revision: str,
+        clock: Callable[[], float],
+        kv_block_bytes: int = 0,
+    ) -> None:
+        self._runner = runner
+        self._limits = with_slo(runner.limits, config)
+        self._identity = (model_name, revision)
+        self._clock = clock
+        self._policy = SchedulingPolicy.of(config)
+        kv = KvManager(num_blocks=self._limits.num_blocks, block_size=self._limits.block_size, caching=config.enable_prefix_caching)
+        self.scheduler = Scheduler(self._limits, self._policy, kv)
+        self.ledger = Ledger()
+        self.step_time = StepTimeFit()
+        self._outbox = Outbox()
+        self._settling = Settling(kv, self._limits.vocab_size)
+        self._current: tuple[Plan, float] | None = None  # the step that runs, and when it began
+        self._cancelled: list[Request] = []
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._progress = 0
+        self._kv_block_bytes = kv_block_bytes
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._limits
+
+    @property
+    def has_work(self) -> bool:
+        """A request has not ended, or something is still to be told."""
+        return len(self.ledger) > 0 or len(self._outbox) > 0
+
+    # --- requests in ------------------------------------------------------------------------------------------------
+
+    def submit(self, owner: int, request: GenerateRequest) -> Bounce | None:
+        """Accept `request` (None), or say why not; a bounced request leaves no trace."""
+        fault = fault_of(request, self._limits)
+        if not fault and self.ledger.find(owner, request.attempt) is not None:
+            fault = f"attempt {request.attempt} is already here"
+        if fault:
+            return Bounce(request.attempt, BounceReason.BAD_REQUEST, fault)
+        limit = self._context_tokens()
+        needed = len(request.prompt_ids) + 1
+        if needed > limit or len(request.prompt_ids) + len(request.emitted_ids) > limit:
+            return Bounce(
+                request.attempt,
+                BounceReason.NEVER_FITS,
+                f"prompt + 1 is {needed} tokens, and {limit} is the limit (the least of the context and the KV pool)",
+            )
+        if len(self.scheduler.waiting) >= self._limits.max_waiting:
+            return Bounce(request.attempt, BounceReason.QUEUE_FULL, f"{self._limits.max_waiting} requests are waiting")
+        self._accept(self._request(owner, request, limit))
+        return None
+
+    def cancel(self, owner: int, attempt: int) -> None:
+        """End an attempt, in whatever state it is; an unknown one is none of our business. Takes effect after the running step."""
+        request = self.ledger.find(owner, attempt)
+        if request is not None:
+            self._cancel(request)
+
+    def cancel_owner(self, owner: int) -> None:
+        """A connection is gone: end all that came by it."""
+        for request in self.ledger.of_owner(owner):
+            self._cancel(request)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def step(self) -> EngineOutput | None:
+        """Plan, execute, settle. None when nothing ran and there is nothing to tell."""
+        step = self.plan()
+        if step is None:
+            return self.flush()
+        try:
+            result = self._runner.execute(step)
+        except RunnerLost:
+            raise
+        except Exception as error:  # whatever the model code raises must not end the engine
+            return self.settle(step, error)
+        return self.settle(step, result)
+
+    def plan(self) -> Step | None:
+        """Decide the next step. None when nothing can run; then `flush` tells what ended meanwhile."""
+        assert self._current is None, "the step before is not settled"
+        now = self._clock()
+        self._expire(now)
+        plan = self.scheduler.plan(self.step_time.coefficients)
+        if plan is None:
+            return None
+        for request in plan.requests:
+            if request.history.first_scheduled_s is None:
+                request.history.first_scheduled_s = now
+                request.history.cached_tokens = min(request.computed, request.terms.prompt_length)
+        self._current = (plan, self._clock())
+        return plan.step
+
+    def settle(self, step: Step, result: StepResult | Exception) -> EngineOutput:
+        """Take in what the planned step brought, or that it raised."""
+        assert self._current is not None and self._current[0].step is step, "this step was not planned last"
+        plan, began_s = self._current
+        self._current = None
+        duration_s = self._clock() - began_s
+        error = self._settling.fault_of(plan, result)
+        for request in self._cancelled:
+            self._end(request, FinishReason.ABORT)
+        self._cancelled.clear()
+        if isinstance(result, Exception) or error:
+            self._take_apart(plan, error)
+        else:
+            for request, ending in self._settling.settle(plan, result, self._outbox):
+                self._close(request, ending)
+            self._progress += 1
+            self.step_time.observe(plan.shape, duration_s)
+        self.scheduler.kv.end_step()
+        tokens = sum(len(row.tokens) for row in step.rows)
+        return self._output(rows=len(step.rows), tokens=tokens, duration_s=duration_s, error=error)
+
+    def flush(self) -> EngineOutput | None:
+        """What there is to tell without a step: aborts, time-outs, evictions. None if nothing."""
+        output = self._output()
+        return output if output.deltas or output.events else None
+
+    # --- reports ----------------------------------------------------------------------------------------------------
+
+    def load(self, draining: bool = False) -> LoadReport:
+        """Legal at any time, during a step too."""
+        return load_report(
+            self.scheduler,
+            progress=self._progress,
+            coefficients=self.step_time.coefficients,
+            current=None if self._current is None else self._current[0],
+            draining=draining,
+            block_bytes=self._kv_block_bytes,
+        )
+
+    def snapshot(self) -> tuple[tuple[bytes, bytes], ...]:
+        """All findable blocks as (key, parent), parents first; agrees with the events handed out when no step runs."""
+        return self.scheduler.kv.pool.snapshot()
+
+    def check(self) -> None:
+        """Every invariant, from scratch. Between steps only."""
+        self.ledger.check()
+        self.scheduler.check(self.ledger.requests())
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _context_tokens(self) -> int:
+        limits = self._limits
+        return min(limits.max_model_len, limits.num_blocks * limits.block_size)
+
+    def _request(self, owner: int, message: GenerateRequest, limit: int) -> Request:
+        sampling = message.sampling
+        model, revision = self._identity
+        size = self._limits.block_size
+        root = root_key(model=model, revision=revision, adapter=message.adapter, cache_salt=message.cache_salt)
+        keys = list(message.block_keys)
+        if len(keys) != len(message.prompt_ids) // size or message.emitted_ids:
+            keys = list(block_keys(root, (*message.prompt_ids, *message.emitted_ids), size))
+        now = self._clock()
+        stop_ids = frozenset(sampling.stop_token_ids)
+        terms = Terms(
+            owner=owner,
+            attempt=message.attempt,
+            prompt_length=len(message.prompt_ids),
+            arrival_s=now,
+            deadline_s=None if message.deadline_s is None or message.emitted_ids else now + message.deadline_s,
+            stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self._runner.eos_token_ids,
+            root=root,
+        )
+        return Request(
+            self.ledger.accepted,
+            message,
+            terms,
+            keys=keys,
+            tokens_max=min(len(message.prompt_ids) + sampling.max_tokens, limit),
+            priority=message.priority if self._policy.by_priority else 0,
+        )
