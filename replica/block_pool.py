@@ -29,11 +29,11 @@ class BlockPool:
         self.available = count  # free + cached: what can be allocated
         self.cached = 0
         self._caching = caching
-        self._references = [0] * count
+        self._references: list[int] = [0] * count
         self._keys: list[bytes | None] = [None] * count
         self._parents: list[bytes] = [b""] * count
-        self._next = [*range(1, count + 1), _ENDS]
-        self._previous = [count, *range(count)]
+        self._next: list[int] = [*range(1, count + 1), _ENDS]
+        self._previous: list[int] = [count, *range(count)]
         self._index: dict[bytes, int] = {}
         self._removed: list[bytes] = []
         self._events: list[KvEvent] = []

@@ -12,25 +12,25 @@ RunnerLost, which says that no step will work again, is passed on.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from replica.config import EngineConfig
-from replica.contract.blocks import block_keys, root_key
 from replica.contract.messages import Bounce, BounceReason, EngineLimits, FinishReason, GenerateRequest, KvEvent, LoadReport, TokenDelta
+from replica.departures import Departures
+from replica.intake import Intake
 from replica.kv_manager import KvManager
 from replica.ledger import Ledger
 from replica.load import load_report
 from replica.outbox import Outbox
 from replica.plan import Plan
-from replica.request import Request, State, Terms
 from replica.scheduler import Scheduler
 from replica.scheduling_policy import SchedulingPolicy
-from replica.settling import Settling
+from replica.settling import failure_of, settle
 from replica.step import Runner, RunnerLost, Step, StepResult
 from replica.step_time_fit import StepTimeFit
-from replica.validation import fault_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +58,19 @@ class Engine:
         kv_block_bytes: int = 0,
     ) -> None:
         self._runner = runner
-        self._limits = with_slo(runner.limits, config)
-        self._identity = (model_name, revision)
+        self._limits = msgspec.structs.replace(runner.limits, step_slo_s=config.inter_token_slo_ms / 1000)
         self._clock = clock
-        self._policy = SchedulingPolicy.of(config)
+        self._kv_block_bytes = kv_block_bytes
+        policy = SchedulingPolicy.of(config)
         kv = KvManager(num_blocks=self._limits.num_blocks, block_size=self._limits.block_size, caching=config.enable_prefix_caching)
-        self.scheduler = Scheduler(self._limits, self._policy, kv)
+        self.scheduler = Scheduler(self._limits, policy, kv)
         self.ledger = Ledger()
         self.step_time = StepTimeFit()
         self._outbox = Outbox()
-        self._settling = Settling(kv, self._limits.vocab_size)
+        self._intake = Intake(self._limits, policy, model_name, revision, runner.eos_token_ids)
+        self._departures = Departures(self.scheduler, self.ledger, self._outbox)
         self._current: tuple[Plan, float] | None = None  # the step that runs, and when it began
-        self._cancelled: list[Request] = []
-        self._deadlines: list[tuple[float, int, Request]] = []
         self._progress = 0
-        self._kv_block_bytes = kv_block_bytes
 
     @property
     def limits(self) -> EngineLimits:
@@ -87,34 +85,27 @@ class Engine:
 
     def submit(self, owner: int, request: GenerateRequest) -> Bounce | None:
         """Accept `request` (None), or say why not; a bounced request leaves no trace."""
-        fault = fault_of(request, self._limits)
-        if not fault and self.ledger.find(owner, request.attempt) is not None:
-            fault = f"attempt {request.attempt} is already here"
-        if fault:
-            return Bounce(request.attempt, BounceReason.BAD_REQUEST, fault)
-        limit = self._context_tokens()
-        needed = len(request.prompt_ids) + 1
-        if needed > limit or len(request.prompt_ids) + len(request.emitted_ids) > limit:
-            return Bounce(
-                request.attempt,
-                BounceReason.NEVER_FITS,
-                f"prompt + 1 is {needed} tokens, and {limit} is the limit (the least of the context and the KV pool)",
-            )
-        if len(self.scheduler.waiting) >= self._limits.max_waiting:
-            return Bounce(request.attempt, BounceReason.QUEUE_FULL, f"{self._limits.max_waiting} requests are waiting")
-        self._accept(self._request(owner, request, limit))
+        waiting = len(self.scheduler.waiting)
+        if self.ledger.find(owner, request.attempt) is not None:
+            return Bounce(request.attempt, BounceReason.BAD_REQUEST, f"attempt {request.attempt} is already here")
+        taken = self._intake.take(owner, request, number=self.ledger.accepted, waiting=waiting, now_s=self._clock())
+        if isinstance(taken, Bounce):
+            return taken
+        self.ledger.open(taken)
+        self.scheduler.add(taken)
+        self._departures.watch(taken)
         return None
 
     def cancel(self, owner: int, attempt: int) -> None:
         """End an attempt, in whatever state it is; an unknown one is none of our business. Takes effect after the running step."""
         request = self.ledger.find(owner, attempt)
         if request is not None:
-            self._cancel(request)
+            self._departures.cancel(request, defer=self._current is not None)
 
     def cancel_owner(self, owner: int) -> None:
         """A connection is gone: end all that came by it."""
         for request in self.ledger.of_owner(owner):
-            self._cancel(request)
+            self._departures.cancel(request, defer=self._current is not None)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -135,7 +126,7 @@ class Engine:
         """Decide the next step. None when nothing can run; then `flush` tells what ended meanwhile."""
         assert self._current is None, "the step before is not settled"
         now = self._clock()
-        self._expire(now)
+        self._departures.expire(now)
         plan = self.scheduler.plan(self.step_time.coefficients)
         if plan is None:
             return None
@@ -152,17 +143,14 @@ class Engine:
         plan, began_s = self._current
         self._current = None
         duration_s = self._clock() - began_s
-        error = self._settling.fault_of(plan, result)
-        for request in self._cancelled:
-            self._end(request, FinishReason.ABORT)
-        self._cancelled.clear()
-        if isinstance(result, Exception) or error:
-            self._take_apart(plan, error)
-        else:
-            for request, ending in self._settling.settle(plan, result, self._outbox):
-                self._close(request, ending)
-            self._progress += 1
+        self._progress += 1
+        self._departures.drain_cancels()
+        error = failure_of(plan, result)
+        if isinstance(result, StepResult) and not error:
+            settle(plan, result, self.scheduler.kv, self._departures, vocab_size=self._limits.vocab_size)
             self.step_time.observe(plan.shape, duration_s)
+        else:
+            self._take_apart(plan, error)
         self.scheduler.kv.end_step()
         tokens = sum(len(row.tokens) for row in step.rows)
         return self._output(rows=len(step.rows), tokens=tokens, duration_s=duration_s, error=error)
@@ -196,34 +184,13 @@ class Engine:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _context_tokens(self) -> int:
-        limits = self._limits
-        return min(limits.max_model_len, limits.num_blocks * limits.block_size)
+    def _take_apart(self, plan: Plan, error: str) -> None:
+        """The step failed: who was alone in it ends; of several, each is run alone to see whose fault it is."""
+        if len(plan.requests) == 1:
+            self._departures.end(plan.requests[0], FinishReason.ERROR, error=error)
+        else:
+            self.scheduler.distrust(plan)
 
-    def _request(self, owner: int, message: GenerateRequest, limit: int) -> Request:
-        sampling = message.sampling
-        model, revision = self._identity
-        size = self._limits.block_size
-        root = root_key(model=model, revision=revision, adapter=message.adapter, cache_salt=message.cache_salt)
-        keys = list(message.block_keys)
-        if len(keys) != len(message.prompt_ids) // size or message.emitted_ids:
-            keys = list(block_keys(root, (*message.prompt_ids, *message.emitted_ids), size))
-        now = self._clock()
-        stop_ids = frozenset(sampling.stop_token_ids)
-        terms = Terms(
-            owner=owner,
-            attempt=message.attempt,
-            prompt_length=len(message.prompt_ids),
-            arrival_s=now,
-            deadline_s=None if message.deadline_s is None or message.emitted_ids else now + message.deadline_s,
-            stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self._runner.eos_token_ids,
-            root=root,
-        )
-        return Request(
-            self.ledger.accepted,
-            message,
-            terms,
-            keys=keys,
-            tokens_max=min(len(message.prompt_ids) + sampling.max_tokens, limit),
-            priority=message.priority if self._policy.by_priority else 0,
-        )
+    def _output(self, *, rows: int = 0, tokens: int = 0, duration_s: float = 0.0, error: str = "") -> EngineOutput:
+        events = self.scheduler.kv.take_events()
+        return EngineOutput(self._outbox.take(), events, rows=rows, tokens=tokens, duration_s=duration_s, error=error)

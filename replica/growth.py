@@ -66,4 +66,3 @@ class Forecast:
         """`request` has been started."""
         insort(self._ends, (self._growth.tokens_to_come(request), needed))
         self._in_use += needed
-

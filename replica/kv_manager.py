@@ -151,4 +151,6 @@ class KvManager:
             for block in request.blocks[request.keyed :]:
                 assert self.pool.key(block) is None, f"block {block} of request {request.number} is findable before it is written"
         for block in range(self.pool.count):
-            assert self.pool.references(block) == held[block], f"block {block}: {self.pool.references(block)} references, {held[block]} holders"
+            assert self.pool.references(block) == held[block], (
+                f"block {block}: {self.pool.references(block)} references, {held[block]} holders"
+            )

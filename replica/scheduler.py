@@ -93,6 +93,17 @@ class Scheduler:
             kept += 1
         return max(0, request.computed - kept * self.kv.block_size)
 
+    def check(self, open_requests: list[Request]) -> None:
+        """Who runs, who waits and who is open are the same requests; the pool accounts for all of them."""
+        for request in self.running:
+            assert request.state is State.RUNNING, f"request {request.number} runs, but is {request.state.value}"
+        for request in self.waiting:
+            assert request.state in (State.WAITING, State.PREEMPTED) and not request.blocks
+        here = sorted(request.number for request in (*self.running, *self.waiting))
+        assert here == sorted(request.number for request in open_requests), "somebody is in no place, or in two"
+        assert len(self.running) <= self._slots
+        self.kv.check(self.running)
+
     # --- a step of everybody ---------------------------------------------------------------------------------------
 
     def _plan_together(self, coefficients: StepTimeCoefficients) -> PlanBuilder:
@@ -128,7 +139,7 @@ class Scheduler:
             tokens = request.tokens
             length = len(tokens)
             start = request.computed
-            if length - start != 1 or request.scoring is not None and request.unscored:
+            if length - start != 1 or (request.scoring is not None and request.unscored):
                 partial.append(request)
                 continue
             if start == len(request.blocks) * size:

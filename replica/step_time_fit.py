@@ -1,4 +1,9 @@
-"""Fits the step-time model to the steps that ran: recursive least squares with forgetting, in plain floats."""
+"""Fits the step-time model to the steps that ran: least squares with forgetting, never negative, in plain floats.
+
+Kept are the weighted sums X = Σ wᵢ·xᵢ·xᵢᵀ and z = Σ wᵢ·xᵢ·yᵢ over the steps (old ones fade), beside a weak pull towards the
+prior. The coefficients minimise the squared *relative* error over θ ≥ 0, found by coordinate descent from the last ones.
+(Updating θ directly and cutting it at zero drifts: the correlations push the others the wrong way.)
+"""
 
 from __future__ import annotations
 
@@ -7,44 +12,43 @@ import math
 from replica.contract.messages import StepTimeCoefficients
 from replica.plan import Shape
 
-# A step of typical size has features near one in these units: keeps the 5 × 5 covariance well conditioned.
+# A step of typical size has features near one in these units.
 _UNITS = (1.0, 256.0, 16.0, 8_192.0, 262_144.0)
-# A small model on two cores; wrong elsewhere, and outweighed after a few steps.
+# A small model on two cores. Wrong elsewhere, and outweighed after a few steps.
 PRIOR = StepTimeCoefficients(a=5e-3, b=2e-4, c=1e-3, d=1e-6, e=1e-9)
-_PRIOR_SPREAD_S = 0.05  # standard deviation of each prior coefficient, per unit above
-_FORGETTING = 0.995
-_OUTLIER = 5.0  # residuals beyond this many typical ones are cut to it
-_SCALE_RATE = 0.05
-_SCALE_FLOOR = 0.02  # of the predicted duration: what is noise anyway
-_VARIANCE_MAX = 1.0  # forgetting pauses where nothing is learned, else the covariance would grow without bound
+_PRIOR_WEIGHT = 1e-4  # of a step whose time is all in that coefficient; it never fades
+_FORGETTING = 0.995  # a step counts half after 140 more
+_OUTLIER = 5.0  # typical relative residuals; what deviates more is cut to that
+_TYPICAL_RATE = 0.05
+_TYPICAL_FLOOR = 0.02
+_SHORTEST_S = 1e-5
+_SWEEPS = 4
 
 
 class StepTimeFit:
     """`observe` each completed step; `coefficients` are never negative.
 
-    A stalled step moves the fit by no more than an ordinary bad one: its residual is cut to a few typical residuals. A
-    lasting change is followed all the same, because what is typical grows with every cut residual.
+    A stalled step moves the fit no more than an ordinary bad one: its residual is cut to a few typical ones. A lasting
+    change is followed all the same, because what is typical grows with every cut residual.
     """
 
     def __init__(self, prior: StepTimeCoefficients = PRIOR) -> None:
-        self._theta = [value * unit for value, unit in zip((prior.a, prior.b, prior.c, prior.d, prior.e), _UNITS, strict=True)]
-        spread = _PRIOR_SPREAD_S**2
-        self._covariance = [[spread if row == column else 0.0 for column in range(5)] for row in range(5)]
-        self._typical_s = _PRIOR_SPREAD_S
-        self._observed = 0
+        values = (prior.a, prior.b, prior.c, prior.d, prior.e)
+        self._prior = [value * unit for value, unit in zip(values, _UNITS, strict=True)]
+        self._pull = [_PRIOR_WEIGHT / max(value, 1e-9) ** 2 for value in self._prior]
+        self._theta = list(self._prior)
+        self._products = [[0.0] * 5 for _ in range(5)]
+        self._targets = [0.0] * 5
+        self._typical = 0.5
         self._current = prior
+        self.observed = 0  # steps learned from
 
     @property
     def coefficients(self) -> StepTimeCoefficients:
         return self._current
 
-    @property
-    def observed(self) -> int:
-        """Steps learned from."""
-        return self._observed
-
     def observe(self, shape: Shape, duration_s: float) -> None:
-        """A step of `shape` took `duration_s`. Not finite or negative durations are ignored."""
+        """A step of `shape` took `duration_s`; what is not finite or negative is ignored."""
         if not math.isfinite(duration_s) or duration_s < 0:
             return
         x = (
@@ -54,25 +58,22 @@ class StepTimeFit:
             shape.context_tokens / _UNITS[3],
             shape.prefill_context / _UNITS[4],
         )
-        predicted = sum(weight * value for weight, value in zip(self._theta, x, strict=True))
-        limit = _OUTLIER * max(self._typical_s, _SCALE_FLOOR * predicted)
-        cut = max(-limit, min(limit, duration_s - predicted))
-        self._typical_s += max(_SCALE_RATE, 1.0 / (self._observed + 2)) * (abs(cut) - self._typical_s)
-        self._update(x, cut)
-        self._observed += 1
-        self._current = StepTimeCoefficients(*(value / unit for value, unit in zip(self._theta, _UNITS, strict=True)))
+        predicted = max(_SHORTEST_S, sum(weight * value for weight, value in zip(self._theta, x, strict=True)))
+        limit = _OUTLIER * max(self._typical, _TYPICAL_FLOOR)
+        residual = max(-limit, min(limit, duration_s / predicted - 1.0))
+        self._typical += max(_TYPICAL_RATE, 1.0 / (self.observed + 2)) * (abs(residual) - self._typical)
+        self._absorb(x, predicted * (1.0 + residual), 1.0 / max(predicted, duration_s) ** 2)
+        self.observed += 1
 
-    def _update(self, x: tuple[float, ...], residual: float) -> None:
-        """One step of recursive least squares, then back into the region where no coefficient is negative."""
-        covariance = self._covariance
-        projected = [sum(row[j] * x[j] for j in range(5)) for row in covariance]
-        spread = sum(x[j] * projected[j] for j in range(5))
-        noise = max(self._typical_s, 1e-5) ** 2
-        gain = 1.0 / (noise + spread)
-        forgetting = _FORGETTING if max(covariance[j][j] for j in range(5)) < _VARIANCE_MAX else 1.0
-        for i in range(5):
-            pull = projected[i] * gain
-            self._theta[i] = max(0.0, self._theta[i] + pull * residual)
-            for j in range(i, 5):
-                value = (covariance[i][j] - pull * projected[j]) / forgetting
-                covariance[i][j] = covariance[j][i] = value
+    def _absorb(self, x: tuple[float, ...], target: float, weight: float) -> None:
+        for i, row in enumerate(self._products):
+            scaled = weight * x[i]
+            for j in range(5):
+                row[j] = _FORGETTING * row[j] + scaled * x[j]
+            self._targets[i] = _FORGETTING * self._targets[i] + scaled * target
+        theta = self._theta
+        for _ in range(_SWEEPS):
+            for i, row in enumerate(self._products):
+                others = sum(row[j] * theta[j] for j in range(5)) - row[i] * theta[i]
+                theta[i] = max(0.0, (self._targets[i] - others + self._pull[i] * self._prior[i]) / (row[i] + self._pull[i]))
+        self._current = StepTimeCoefficients(*(value / unit for value, unit in zip(theta, _UNITS, strict=True)))
