@@ -8,15 +8,15 @@ from replica.contract.messages import FinishReason, TokenLogprobs
 from replica.ledger import Ledger
 from replica.outbox import Outbox
 from replica.request import Request, State
-from replica.scheduler import Scheduler
+from replica.roster import Roster
 
 
 class Departures:
     """`end` is the only way out: slot and blocks come back, the ledger closes, the client hears it, in one call."""
 
-    def __init__(self, scheduler: Scheduler, ledger: Ledger, outbox: Outbox) -> None:
+    def __init__(self, roster: Roster, ledger: Ledger, outbox: Outbox) -> None:
         self.outbox = outbox
-        self._scheduler = scheduler
+        self._roster = roster
         self._ledger = ledger
         self._cancelled: list[Request] = []
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -30,10 +30,10 @@ class Departures:
         error: str = "",
     ) -> None:
         """`request` ends with its last tokens. Never while a step runs: its pages may be being written."""
-        self._scheduler.release(request, State.FINISHED)
+        self._roster.release(request, State.FINISHED)
         self._ledger.close(request, reason)
         if request.output_ids and reason is not FinishReason.ERROR:
-            self._scheduler.growth.learn(len(request.output_ids))
+            self._roster.growth.learn(len(request.output_ids))
         self.outbox.tokens(request, token_ids, logprobs=logprobs, finish=reason, error=error)
 
     def watch(self, request: Request) -> None:

@@ -26,6 +26,7 @@ from replica.ledger import Ledger
 from replica.load import load_report
 from replica.outbox import Outbox
 from replica.plan import Plan
+from replica.roster import Roster
 from replica.scheduler import Scheduler
 from replica.scheduling_policy import SchedulingPolicy
 from replica.settling import failure_of, settle
@@ -63,12 +64,13 @@ class Engine:
         self._kv_block_bytes = kv_block_bytes
         policy = SchedulingPolicy.of(config)
         kv = KvManager(num_blocks=self._limits.num_blocks, block_size=self._limits.block_size, caching=config.enable_prefix_caching)
-        self.scheduler = Scheduler(self._limits, policy, kv)
+        self.roster = Roster(kv, policy, min(self._limits.max_num_seqs, self._limits.max_num_batched_tokens))
+        self._scheduler = Scheduler(self.roster, policy, self._limits.max_num_batched_tokens)
         self.ledger = Ledger()
         self.step_time = StepTimeFit()
         self._outbox = Outbox()
         self._intake = Intake(self._limits, policy, model_name, revision, runner.eos_token_ids)
-        self._departures = Departures(self.scheduler, self.ledger, self._outbox)
+        self._departures = Departures(self.roster, self.ledger, self._outbox)
         self._current: tuple[Plan, float] | None = None  # the step that runs, and when it began
         self._progress = 0
 
@@ -85,14 +87,14 @@ class Engine:
 
     def submit(self, owner: int, request: GenerateRequest) -> Bounce | None:
         """Accept `request` (None), or say why not; a bounced request leaves no trace."""
-        waiting = len(self.scheduler.waiting)
+        waiting = len(self.roster.waiting)
         if self.ledger.find(owner, request.attempt) is not None:
             return Bounce(request.attempt, BounceReason.BAD_REQUEST, f"attempt {request.attempt} is already here")
         taken = self._intake.take(owner, request, number=self.ledger.accepted, waiting=waiting, now_s=self._clock())
         if isinstance(taken, Bounce):
             return taken
         self.ledger.open(taken)
-        self.scheduler.add(taken)
+        self.roster.add(taken)
         self._departures.watch(taken)
         return None
 
@@ -127,7 +129,7 @@ class Engine:
         assert self._current is None, "the step before is not settled"
         now = self._clock()
         self._departures.expire(now)
-        plan = self.scheduler.plan(self.step_time.coefficients)
+        plan = self._scheduler.plan(self.step_time.coefficients)
         if plan is None:
             return None
         for request in plan.requests:
@@ -147,11 +149,11 @@ class Engine:
         self._departures.drain_cancels()
         error = failure_of(plan, result)
         if isinstance(result, StepResult) and not error:
-            settle(plan, result, self.scheduler.kv, self._departures, vocab_size=self._limits.vocab_size)
+            settle(plan, result, self.roster.kv, self._departures, vocab_size=self._limits.vocab_size)
             self.step_time.observe(plan.shape, duration_s)
         else:
             self._take_apart(plan, error)
-        self.scheduler.kv.end_step()
+        self.roster.kv.end_step()
         tokens = sum(len(row.tokens) for row in step.rows)
         return self._output(rows=len(step.rows), tokens=tokens, duration_s=duration_s, error=error)
 
@@ -165,7 +167,7 @@ class Engine:
     def load(self, draining: bool = False) -> LoadReport:
         """Legal at any time, during a step too."""
         return load_report(
-            self.scheduler,
+            self.roster,
             progress=self._progress,
             coefficients=self.step_time.coefficients,
             current=None if self._current is None else self._current[0],
@@ -175,12 +177,12 @@ class Engine:
 
     def snapshot(self) -> tuple[tuple[bytes, bytes], ...]:
         """All findable blocks as (key, parent), parents first; agrees with the events handed out when no step runs."""
-        return self.scheduler.kv.pool.snapshot()
+        return self.roster.kv.pool.snapshot()
 
     def check(self) -> None:
         """Every invariant, from scratch. Between steps only."""
         self.ledger.check()
-        self.scheduler.check(self.ledger.requests())
+        self.roster.check(self.ledger.requests())
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -189,8 +191,8 @@ class Engine:
         if len(plan.requests) == 1:
             self._departures.end(plan.requests[0], FinishReason.ERROR, error=error)
         else:
-            self.scheduler.distrust(plan)
+            self.roster.distrust(plan)
 
     def _output(self, *, rows: int = 0, tokens: int = 0, duration_s: float = 0.0, error: str = "") -> EngineOutput:
-        events = self.scheduler.kv.take_events()
+        events = self.roster.kv.take_events()
         return EngineOutput(self._outbox.take(), events, rows=rows, tokens=tokens, duration_s=duration_s, error=error)
