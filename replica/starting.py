@@ -23,6 +23,7 @@ class Starting:
         self._builder = builder
         self._budget = budget
         self._forecast: Forecast | None = None
+        self._stood_back: set[int] = set()  # numbers; membership only
 
     def start_short(self, partial: list[Request]) -> None:
         """Before the partly computed go on: waiting requests that half of the budget completes. A long prompt does not hold up
@@ -72,11 +73,12 @@ class Starting:
     def _match(self, request: Request) -> Match | None:
         """What the cache holds for it; None if it stands back in this step of its own accord."""
         history = request.history
-        if history.preempted_at_step == self._roster.step_id:
-            return None  # it has just yielded
+        if history.preempted_at_step == self._roster.step_id or request.number in self._stood_back:
+            return None  # it has just yielded, or does so already
         match = self._roster.kv.match(request)
         if match.pending and history.shared_waits < self._policy.shared_waits_max:
             history.shared_waits += 1
+            self._stood_back.add(request.number)
             return None
         return match
 

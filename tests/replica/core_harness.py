@@ -139,6 +139,7 @@ class Driver:
         self.heard: dict[tuple[int, int], Heard] = {}
         self.outputs: list[EngineOutput] = []
         self._check = check
+        self.failures_expected = False
         self._attempts = 0
         runner.on_step = self._tick
 
@@ -156,19 +157,19 @@ class Driver:
         deadline_s: float | None = None,
         **sampling: object,
     ) -> int:
-        """Submit; the attempt's number. Fails the test if it is bounced."""
+        """Submit; the attempt's number. Fails the test if it is bounced. Unless given, the seed is the attempt's number."""
         self._attempts += 1
+        fields = {name: sampling.pop(name) for name in ("block_keys", "cache_salt", "adapter", "choice") if name in sampling}
         params = {"seed": self._attempts, "ignore_eos": True, **sampling}
         message = GenerateRequest(
             attempt=self._attempts,
             request_id=str(self._attempts),
-            choice=0,
             prompt_ids=tuple(prompt),
-            block_keys=(),
             sampling=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
             emitted_ids=tuple(emitted),
             priority=priority,
             deadline_s=deadline_s,
+            **{"choice": 0, "block_keys": (), **fields},  # type: ignore[arg-type]
         )
         bounce = self.engine.submit(owner, message)
         assert bounce is None, bounce
@@ -182,6 +183,7 @@ class Driver:
     def take(self, output: EngineOutput | None) -> None:
         if output is not None:
             self.outputs.append(output)
+            assert self.failures_expected or not output.error, output.error
             for owner, delta in output.deltas:
                 heard = self.heard.setdefault((owner, delta.attempt), Heard())
                 assert heard.finish is None, "told something after the end"
@@ -200,6 +202,15 @@ class Driver:
 
     def text(self, attempt: int, owner: int = 0) -> list[int]:
         return self.heard[(owner, attempt)].token_ids
+
+    def cached(self, attempt: int) -> int:
+        """Prompt tokens found in the cache."""
+        cached = self.heard[(0, attempt)].cached_tokens
+        assert cached is not None
+        return cached
+
+    def finish(self, attempt: int, owner: int = 0) -> FinishReason | None:
+        return self.heard[(owner, attempt)].finish
 
     def tokens_computed(self) -> int:
         return sum(output.tokens for output in self.outputs)
