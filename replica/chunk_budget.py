@@ -21,9 +21,9 @@ class ChunkBudget:
         self._block_size = block_size
         self._untouched = True
 
-    def fit(self, start: int, wanted: int) -> int:
+    def fit(self, start: int, wanted: int, at_most: int | None = None) -> int:
         """Tokens of a chunk from position `start` that may still join: 0 … wanted. A chunk cut short ends with a block."""
-        count = min(wanted, self.tokens)
+        count = min(wanted, self.tokens) if at_most is None else min(wanted, self.tokens, at_most)
         if self._seconds is not None:
             count = min(count, max(self._affordable(start), self._block_size if self._untouched else 0))
         if count < wanted:

@@ -15,11 +15,8 @@ def add_chunk(builder: PlanBuilder, budget: ChunkBudget, kv: KvManager, request:
     overlap = 0
     if start and request.scoring is not None and request.unscored and start == len(request.scoring.scores):
         overlap = 1  # the score of its first token needs the logits of the token before, in the same row
-    wanted = len(request.tokens) - start
-    if tokens_max is not None:
-        wanted = min(wanted, tokens_max)
     start -= overlap
-    count = budget.fit(start, wanted + overlap)
+    count = budget.fit(start, len(request.tokens) - start, None if tokens_max is None else tokens_max + overlap)
     if count <= overlap:
         return False
     budget.spend(start, count)

@@ -24,7 +24,7 @@ class Roster:
         self.running: list[Request] = []  # in order of their start
         self.waiting = WaitingQueue(bypasses_max=policy.bypasses_max, rank=policy.rank)
         self.preemptions = 0
-        self.step_id = 0  # of the last step planned
+        self.step_id = 0  # of the step being planned, or planned last
         self._suspects: deque[Request] = deque()
 
     @property

@@ -28,15 +28,13 @@ class Scheduler:
 
     def plan(self, coefficients: StepTimeCoefficients) -> Plan | None:
         """The next step, or None when there is nothing to do."""
+        self._roster.step_id += 1
         suspect = self._roster.next_suspect()
         if suspect is not None:
             builder = self._alone(suspect, coefficients)
         else:
             builder = self._together(coefficients)
-        plan = builder.build(self._roster.step_id + 1)
-        if plan is not None:
-            self._roster.step_id += 1
-        return plan
+        return builder.build(self._roster.step_id)
 
     def _together(self, coefficients: StepTimeCoefficients) -> PlanBuilder:
         roster, policy = self._roster, self._policy

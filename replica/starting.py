@@ -61,9 +61,7 @@ class Starting:
             if match is None:
                 continue
             completes = self._completes(request, match)
-            may = completes or (
-                partials < self._policy.partial_prefills_max and budget.fit(self._computed(request, match), len(request.tokens)) > 0
-            )
+            may = completes or (partials < self._policy.partial_prefills_max and self._fit(request, match) > 0)
             if may and self._has_room(request, match):
                 partials += not completes
                 self._start(request, match)
@@ -117,7 +115,8 @@ class Starting:
     def _lacking(self, request: Request, match: Match) -> int:
         return len(request.tokens) - self._computed(request, match)
 
+    def _fit(self, request: Request, match: Match) -> int:
+        return self._budget.fit(self._computed(request, match), self._lacking(request, match), self._policy.chunk_tokens_max)
+
     def _completes(self, request: Request, match: Match) -> bool:
-        lacking = self._lacking(request, match)
-        chunk_tokens_max = self._policy.chunk_tokens_max or lacking
-        return lacking <= chunk_tokens_max and self._budget.fit(self._computed(request, match), lacking) == lacking
+        return self._fit(request, match) == self._lacking(request, match)
