@@ -21,14 +21,17 @@ class ChunkBudget:
         self._block_size = block_size
         self._untouched = True
 
-    def fit(self, start: int, wanted: int, at_most: int | None = None) -> int:
-        """Tokens of a chunk from position `start` that may still join: 0 … wanted. A chunk cut short ends with a block."""
+    def fit(self, start: int, wanted: int, at_most: int | None = None, overlap: int = 0) -> int:
+        """Tokens of a chunk from position `start` that may still join: 0 … wanted, and no more than `at_most`.
+
+        A chunk cut short ends with a block, if it gets past the `overlap` tokens that it computes a second time.
+        """
         count = min(wanted, self.tokens) if at_most is None else min(wanted, self.tokens, at_most)
         if self._seconds is not None:
             count = min(count, max(self._affordable(start), self._block_size if self._untouched else 0))
         if count < wanted:
             whole = (start + count) // self._block_size * self._block_size - start
-            if whole > 0:
+            if whole > overlap:
                 count = whole
             elif not self._untouched:
                 return 0  # less than a block, and the step has prefill already: wait for a whole one

@@ -16,7 +16,7 @@ def add_chunk(builder: PlanBuilder, budget: ChunkBudget, kv: KvManager, request:
     if start and request.scoring is not None and request.unscored and start == len(request.scoring.scores):
         overlap = 1  # the score of its first token needs the logits of the token before, in the same row
     start -= overlap
-    count = budget.fit(start, len(request.tokens) - start, None if tokens_max is None else tokens_max + overlap)
+    count = budget.fit(start, len(request.tokens) - start, None if tokens_max is None else tokens_max + overlap, overlap)
     if count <= overlap:
         return False
     budget.spend(start, count)

@@ -62,7 +62,8 @@ class StepTimeFit:
         limit = _OUTLIER * max(self._typical, _TYPICAL_FLOOR)
         residual = max(-limit, min(limit, duration_s / predicted - 1.0))
         self._typical += max(_TYPICAL_RATE, 1.0 / (self.observed + 2)) * (abs(residual) - self._typical)
-        self._absorb(x, predicted * (1.0 + residual), 1.0 / max(predicted, duration_s) ** 2)
+        target = predicted * (1.0 + residual)
+        self._absorb(x, target, _weight(predicted, duration_s))
         self.observed += 1
 
     def _absorb(self, x: tuple[float, ...], target: float, weight: float) -> None:
@@ -77,3 +78,8 @@ class StepTimeFit:
                 others = sum(row[j] * theta[j] for j in range(5)) - row[i] * theta[i]
                 theta[i] = max(0.0, (self._targets[i] - others + self._pull[i] * self._prior[i]) / (row[i] + self._pull[i]))
         self._current = StepTimeCoefficients(*(value / unit for value, unit in zip(theta, _UNITS, strict=True)))
+
+
+def _weight(predicted: float, measured: float) -> float:
+    """Makes errors relative: ten per cent of a short step weigh as much as of a long one."""
+    return 1.0 / max(predicted, measured) ** 2
