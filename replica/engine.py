@@ -26,6 +26,7 @@ from replica.ledger import Ledger
 from replica.load import load_report
 from replica.outbox import Outbox
 from replica.plan import Plan
+from replica.request import State
 from replica.roster import Roster
 from replica.scheduler import Scheduler
 from replica.scheduling_policy import SchedulingPolicy
@@ -189,7 +190,8 @@ class Engine:
     def _take_apart(self, plan: Plan, error: str) -> None:
         """The step failed: who was alone in it ends; of several, each is run alone to see whose fault it is."""
         if len(plan.requests) == 1:
-            self._departures.end(plan.requests[0], FinishReason.ERROR, error=error)
+            if plan.requests[0].state is not State.FINISHED:  # else it was cancelled while it failed
+                self._departures.end(plan.requests[0], FinishReason.ERROR, error=error)
         else:
             self.roster.distrust(plan)
 

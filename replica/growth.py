@@ -56,7 +56,7 @@ class Forecast:
         held = self._in_use + needed
         alive = len(ends)
         for to_come, own in ends:
-            if held + alive * to_come / self._block_size > self._capacity:
+            if held + alive * -(-to_come // self._block_size) > self._capacity:
                 return False
             held -= own
             alive -= 1

@@ -45,12 +45,13 @@ class Roster:
 
     def release(self, request: Request, to: State) -> None:
         """Out of `running` or `waiting`. What a request holds comes back here and nowhere else."""
-        if request.state is State.RUNNING:
+        was_running = request.state is State.RUNNING
+        request.move(to)
+        if was_running:
             self.running.remove(request)
             self.kv.release(request)
         else:
             self.waiting.remove(request)
-        request.move(to)
 
     def preempt(self, request: Request) -> None:
         """It keeps its tokens, and its published blocks as long as nobody else needs their place."""

@@ -100,16 +100,17 @@ class EngineMachine(RuleBasedStateMachine):
         )
         is_open = engine.ledger.find(owner, attempt) is not None
         waiting = len(engine.roster.waiting)
+        self.driver.take(engine.flush())
+        if not is_open:
+            self.driver.heard.pop((owner, attempt), None)
         bounce = engine.submit(owner, message)
         capacity = self.limits.num_blocks * self.limits.block_size
         must_bounce = is_open or waiting >= 12 or length + 1 > capacity or length + len(message.emitted_ids) > capacity
         assert (bounce is not None) == must_bounce
         if bounce is None:
-            self.driver.take(engine.flush())
-            self.driver.heard.pop((owner, attempt), None)
             self.messages[(owner, attempt)] = message
-            if not is_open and engine.ledger.find(owner, attempt) is None:
-                del self.messages[(owner, attempt)]  # it had ended elsewhere already
+        elif not is_open:
+            self.messages.pop((owner, attempt), None)
 
     @rule(owner=st.integers(0, 1), attempt=st.integers(0, 9))
     def cancel(self, owner: int, attempt: int) -> None:
