@@ -6,17 +6,17 @@ Every block is in exactly one of three conditions:
     cached       references = 0, has a key (findable, evictable)
     free         references = 0, no key
 
-Free and cached blocks form one intrusive doubly linked list, the next one to be reused at its head: free blocks enter at
-the head, cached ones at the tail, so cached blocks stand in order of last use. Every operation is O(1) per block.
+Free and cached blocks stand in one list, the next one to be reused at its head: free blocks enter at the head, cached ones
+at the tail, so cached blocks stand in order of last use. Every operation is O(1) per block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
-from replica.contract.messages import Cleared, KvEvent, Removed, Stored
-
-_ENDS = 0  # slot of the list's sentinel; block i has slot i + 1
+from replica.free_list import FreeList
+from replica.kv_events import KvEventLog
 
 
 class BlockPool:
@@ -26,17 +26,19 @@ class BlockPool:
         if count < 1:
             raise ValueError(f"a pool needs at least one block, not {count}")
         self.count = count
-        self.available = count  # free + cached: what can be allocated
         self.cached = 0
+        self.events = KvEventLog()
         self._caching = caching
         self._references: list[int] = [0] * count
         self._keys: list[bytes | None] = [None] * count
         self._parents: list[bytes] = [b""] * count
-        self._next: list[int] = [*range(1, count + 1), _ENDS]
-        self._previous: list[int] = [count, *range(count)]
+        self._unreferenced = FreeList(count)
         self._index: dict[bytes, int] = {}
-        self._removed: list[bytes] = []
-        self._events: list[KvEvent] = []
+
+    @property
+    def available(self) -> int:
+        """Free + cached blocks: what can be allocated."""
+        return len(self._unreferenced)
 
     @property
     def referenced(self) -> int:
@@ -54,15 +56,14 @@ class BlockPool:
 
     def allocate(self) -> int:
         """The least recently used block, with one reference; reuse clears its key. The caller has checked `available`."""
-        slot = self._next[_ENDS]
-        assert slot != _ENDS, "no block available"
-        block = slot - 1
-        self._unlink(block)
+        block = self._unreferenced.head()
+        self._unreferenced.remove(block)
         key = self._keys[block]
         if key is not None:
+            self.cached -= 1
             del self._index[key]
             self._keys[block] = None
-            self._removed.append(key)
+            self.events.removed(key)
         self._references[block] = 1
         return block
 
@@ -70,7 +71,8 @@ class BlockPool:
         """One more holder; a cached block stops being evictable."""
         if self._references[block] == 0:
             assert self._keys[block] is not None, f"block {block} pinned, but it holds nothing"
-            self._unlink(block)
+            self._unreferenced.remove(block)
+            self.cached -= 1
         self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -82,8 +84,13 @@ class BlockPool:
         references = self._references[block] - 1
         assert references >= 0, f"block {block} released more often than it was held"
         self._references[block] = references
-        if references == 0:
-            self._link(block)
+        if references > 0:
+            return
+        if self._keys[block] is None:
+            self._unreferenced.put_first(block)
+        else:
+            self._unreferenced.put_last(block)
+            self.cached += 1
 
     def publish(self, blocks: Sequence[int], keys: Sequence[bytes], parent: bytes) -> None:
         """The held `blocks` now contain `keys`, a chain that follows `parent`: they become findable.
@@ -97,7 +104,7 @@ class BlockPool:
         for block, key in zip(blocks, keys, strict=True):
             assert self._references[block] > 0, f"block {block} published without a holder"
             if key in self._index:
-                self._close_run(run, run_parent)
+                self.events.stored(run, run_parent)
                 run, run_parent = [], key
             else:
                 assert self._keys[block] is None, f"block {block} published under a second key"
@@ -106,7 +113,7 @@ class BlockPool:
                 self._index[key] = block
                 run.append(key)
             parent = key
-        self._close_run(run, run_parent)
+        self.events.stored(run, run_parent)
 
     def clear(self) -> None:
         """Forget all contents; holders keep their blocks."""
@@ -114,15 +121,7 @@ class BlockPool:
             self._keys[block] = None
         self._index.clear()
         self.cached = 0
-        self._removed.clear()
-        self._events = [Cleared()]
-
-    def take_events(self) -> tuple[KvEvent, ...]:
-        """What changed since the last call, in order."""
-        self._flush_removed()
-        events = tuple(self._events)
-        self._events.clear()
-        return events
+        self.events.cleared()
 
     def snapshot(self) -> tuple[tuple[bytes, bytes], ...]:
         """All findable (key, parent), parents before children."""
@@ -141,7 +140,7 @@ class BlockPool:
 
     def check(self) -> None:
         """Every invariant of the pool, from scratch. O(count): for tests and idle moments."""
-        listed = self._listed()
+        listed = list(islice(self._unreferenced, self.count + 1))
         assert len(listed) == len(set(listed)) == self.available, "the list and its length disagree"
         unreferenced = [block for block in range(self.count) if self._references[block] == 0]
         assert sorted(listed) == unreferenced, "the list must hold the unreferenced blocks and no other"
@@ -152,43 +151,3 @@ class BlockPool:
         free = len(listed) - cached
         assert free + cached + self.referenced == self.count
         assert all(self._keys[block] is None for block in listed[:free]), "free blocks must be reused before cached ones"
-
-    def _listed(self) -> list[int]:
-        blocks: list[int] = []
-        slot = self._next[_ENDS]
-        while slot != _ENDS and len(blocks) <= self.count:
-            assert self._previous[self._next[slot]] == slot, "broken links"
-            blocks.append(slot - 1)
-            slot = self._next[slot]
-        return blocks
-
-    def _link(self, block: int) -> None:
-        slot = block + 1
-        if self._keys[block] is None:
-            left, right = _ENDS, self._next[_ENDS]
-        else:
-            left, right = self._previous[_ENDS], _ENDS
-            self.cached += 1
-        self._next[slot], self._previous[slot] = right, left
-        self._next[left] = slot
-        self._previous[right] = slot
-        self.available += 1
-
-    def _unlink(self, block: int) -> None:
-        slot = block + 1
-        left, right = self._previous[slot], self._next[slot]
-        self._next[left] = right
-        self._previous[right] = left
-        self.available -= 1
-        if self._keys[block] is not None:
-            self.cached -= 1
-
-    def _close_run(self, run: list[bytes], parent: bytes) -> None:
-        if run:
-            self._flush_removed()
-            self._events.append(Stored(keys=tuple(run), parent=parent))
-
-    def _flush_removed(self) -> None:
-        if self._removed:
-            self._events.append(Removed(keys=tuple(self._removed)))
-            self._removed.clear()

@@ -196,5 +196,5 @@ class Engine:
             self.roster.distrust(plan)
 
     def _output(self, *, rows: int = 0, tokens: int = 0, duration_s: float = 0.0, error: str = "") -> EngineOutput:
-        events = self.roster.kv.take_events()
+        events = self.roster.kv.pool.events.take()
         return EngineOutput(self._outbox.take(), events, rows=rows, tokens=tokens, duration_s=duration_s, error=error)

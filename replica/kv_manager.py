@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from replica.block_pool import BlockPool
 from replica.contract.blocks import block_key
-from replica.contract.messages import KvEvent
 from replica.request import Request
 from replica.step import BlockCopy
 
@@ -135,9 +134,6 @@ class KvManager:
         request.blocks = []
         request.keyed = 0
         request.computed = 0
-
-    def take_events(self) -> tuple[KvEvent, ...]:
-        return self.pool.take_events()
 
     def check(self, holders: Iterable[Request]) -> None:
         """Every reference is one holder's; what a request holds has the right content names."""

@@ -48,32 +48,32 @@ def test_use_makes_a_block_young_again() -> None:
 
 def test_reuse_clears_the_key_and_tells() -> None:
     pool, blocks = filled(2, "a", "b")
-    pool.take_events()
+    pool.events.take()
     taken = pool.allocate()
     assert taken == blocks[1] and pool.key(taken) is None and pool.find(keys("b")[0]) is None
-    assert pool.take_events() == (Removed(keys=(keys("b")[0],)),)
+    assert pool.events.take() == (Removed(keys=(keys("b")[0],)),)
 
 
 def test_content_that_is_there_already_keeps_its_block_and_splits_the_event() -> None:
     pool, (block,) = filled(8, "b")
-    pool.take_events()
+    pool.events.take()
     blocks = [pool.allocate() for _ in range(3)]
     pool.publish(blocks, keys("a", "b", "c"), b"root")
     assert pool.find(keys("b")[0]) == block and pool.key(blocks[1]) is None
     a, b, c = keys("a", "b", "c")
-    assert pool.take_events() == (Stored(keys=(a,), parent=b"root"), Stored(keys=(c,), parent=b))
+    assert pool.events.take() == (Stored(keys=(a,), parent=b"root"), Stored(keys=(c,), parent=b))
     pool.check()
 
 
 def test_removal_and_storage_are_told_in_the_order_in_which_they_happened() -> None:
     pool, _ = filled(1, "a")
-    pool.take_events()
+    pool.events.take()
     block = pool.allocate()
     pool.publish([block], keys("b"), b"root")
     pool.release([block])
     pool.allocate()
     a, b = keys("a", "b")
-    assert pool.take_events() == (Removed(keys=(a,)), Stored(keys=(b,), parent=b"root"), Removed(keys=(b,)))
+    assert pool.events.take() == (Removed(keys=(a,)), Stored(keys=(b,), parent=b"root"), Removed(keys=(b,)))
 
 
 def test_snapshot_names_parents_first_and_orphans_too() -> None:
@@ -88,9 +88,9 @@ def test_snapshot_names_parents_first_and_orphans_too() -> None:
 def test_clear_forgets_contents_but_not_holders() -> None:
     pool, blocks = filled(4, "a", "b")
     pool.pin(blocks[0])
-    pool.take_events()
+    pool.events.take()
     pool.clear()
-    assert pool.take_events() == (Cleared(),) and pool.find(keys("a")[0]) is None
+    assert pool.events.take() == (Cleared(),) and pool.find(keys("a")[0]) is None
     assert pool.referenced == 1
     pool.check()
     pool.release_one(blocks[0])
@@ -102,7 +102,7 @@ def test_without_caching_nothing_is_findable() -> None:
     pool = BlockPool(2, caching=False)
     block = pool.allocate()
     pool.publish([block], keys("a"), b"root")
-    assert pool.find(keys("a")[0]) is None and pool.take_events() == ()
+    assert pool.find(keys("a")[0]) is None and pool.events.take() == ()
 
 
 def test_double_release_is_noticed() -> None:
@@ -145,7 +145,7 @@ def test_any_history_keeps_every_invariant(count: int, operations: list[tuple[st
             pool.clear()
         pool.check()
         assert pool.referenced == len(set(held))
-        for event in pool.take_events():  # whoever follows the events knows what is findable
+        for event in pool.events.take():  # whoever follows the events knows what is findable
             known = (
                 set() if isinstance(event, Cleared) else known | set(event.keys) if isinstance(event, Stored) else known - set(event.keys)
             )

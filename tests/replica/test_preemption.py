@@ -13,8 +13,9 @@ from replica.victim import PREEMPTIONS_MAX, choose_lower, choose_victim
 
 
 def crowd(blocks: int, count: int = 12, max_tokens: int = 200, **sampling: object) -> Driver:
-    """`count` requests of 60 tokens whose growth cannot be known in advance: the estimate starts too low."""
+    """`count` requests of 60 tokens that grow more than the engine has learned to expect."""
     driver = Driver(PagedRunner(limits(blocks, seqs=12)))
+    driver.engine.roster.growth.learn(20)
     for i in range(count):
         driver.add(ids(i, 60), max_tokens, **{"ignore_eos": False, **sampling})
     driver.run()

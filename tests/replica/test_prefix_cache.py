@@ -228,8 +228,7 @@ def test_a_block_that_kept_its_key_would_be_noticed(monkeypatch: pytest.MonkeyPa
     allocate = BlockPool.allocate
 
     def keep_key(pool: BlockPool) -> int:
-        slot = pool._next[0]
-        key = pool._keys[slot - 1]
+        key = pool._keys[pool._unreferenced.head()]
         block = allocate(pool)
         if key is not None:
             pool._index[key] = block
