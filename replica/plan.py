@@ -50,7 +50,7 @@ class PlanBuilder:
         self._prefill_tokens = 0
         self._context_tokens = context_tokens
         self._prefill_context = 0
-        self.completed_chunks = 0  # chunks that reach the end of their request's tokens
+        self.completed: set[int] = set()  # numbers of those whose chunk reaches the end of their tokens; membership only
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -63,7 +63,8 @@ class PlanBuilder:
         self._prefill_tokens += length
         self._context_tokens += end
         self._prefill_context += length * end
-        self.completed_chunks += end == len(request.tokens)
+        if end == len(request.tokens):
+            self.completed.add(request.number)
 
     def add_copy(self, copy: BlockCopy) -> None:
         self._copies.append(copy)

@@ -32,6 +32,8 @@ class Roster:
         return self.slots - len(self.running)
 
     def add(self, request: Request) -> None:
+        """A new one. The look into the cache is for the load report, which says what it will have to compute."""
+        self.kv.match(request)
         self.waiting.add(request)
 
     def start(self, request: Request, match: Match) -> BlockCopy | None:

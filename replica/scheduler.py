@@ -50,6 +50,8 @@ class Scheduler:
             if policy.by_priority:
                 partial.sort(key=_urgency)
             if not short_of_pages:
+                if policy.by_priority:
+                    starting.start_urgent(partial)
                 starting.start_short(partial)
             for request in partial:
                 add_chunk(builder, budget, roster.kv, request, policy.chunk_tokens_max)

@@ -43,30 +43,38 @@ class Starting:
                 continue
             if (
                 self._lacking(request, match) <= budget.tokens - floor
-                and self._completes(request, match)
+                and self._fit(request, match) == self._lacking(request, match)
                 and self._has_room(request, match)
             ):
                 self._start(request, match)
             elif roster.waiting.is_aged(request):
                 return
 
-    def start_in_order(self) -> None:
-        """As many as there are slots, budget, pages and partial prefills for."""
+    def start_urgent(self, partial: list[Request]) -> None:
+        """Before the partly computed go on: whoever is more urgent than all of them."""
+        self.start_in_order(below=min(request.priority for request in partial))
+
+    def start_in_order(self, below: int | None = None) -> None:
+        """As many as there are slots, budget, pages and partial prefills for; only priorities `below`, if given."""
         roster, budget = self._roster, self._budget
-        partials = sum(1 for request in roster.running if request.remaining > 1) - self._builder.completed_chunks
         for request in roster.waiting.first(_SCAN_MAX):
-            if not roster.free_slots or budget.tokens < 1:
+            if not roster.free_slots or budget.tokens < 1 or (below is not None and request.priority >= below):
                 return
             match = self._match(request)
             if match is None:
                 continue
-            completes = self._completes(request, match)
-            may = completes or (partials < self._policy.partial_prefills_max and self._fit(request, match) > 0)
+            fits = self._fit(request, match)
+            may = fits == self._lacking(request, match) or (fits > 0 and self._may_be_partial(request))
             if may and self._has_room(request, match):
-                partials += not completes
                 self._start(request, match)
             elif roster.waiting.is_aged(request):
                 return  # it has been passed often enough: nobody starts before it
+
+    def _may_be_partial(self, request: Request) -> bool:
+        """Not too many are partly computed; those less urgent than `request` do not count."""
+        done = self._builder.completed
+        partials = sum(1 for r in self._roster.running if r.remaining > 1 and r.priority <= request.priority and r.number not in done)
+        return partials < self._policy.partial_prefills_max
 
     def _match(self, request: Request) -> Match | None:
         """What the cache holds for it; None if it stands back in this step of its own accord."""
@@ -117,6 +125,3 @@ class Starting:
 
     def _fit(self, request: Request, match: Match) -> int:
         return self._budget.fit(self._computed(request, match), self._lacking(request, match), self._policy.chunk_tokens_max)
-
-    def _completes(self, request: Request, match: Match) -> bool:
-        return self._fit(request, match) == self._lacking(request, match)

@@ -37,7 +37,7 @@ class StepTimeFit:
         self._prior = [value * unit for value, unit in zip(values, _UNITS, strict=True)]
         self._pull = [_PRIOR_WEIGHT / max(value, 1e-9) ** 2 for value in self._prior]
         self._theta = list(self._prior)
-        self._products = [[0.0] * 5 for _ in range(5)]
+        self._products: list[tuple[float, float, float, float, float]] = [(0.0,) * 5 for _ in range(5)]
         self._targets = [0.0] * 5
         self._typical = 0.5
         self._current = prior
@@ -67,16 +67,26 @@ class StepTimeFit:
         self.observed += 1
 
     def _absorb(self, x: tuple[float, ...], target: float, weight: float) -> None:
-        for i, row in enumerate(self._products):
+        """One step into the sums, then coordinate descent. Written out: it runs in every step."""
+        x0, x1, x2, x3, x4 = x
+        for i, (p0, p1, p2, p3, p4) in enumerate(self._products):
             scaled = weight * x[i]
-            for j in range(5):
-                row[j] = _FORGETTING * row[j] + scaled * x[j]
+            self._products[i] = (
+                _FORGETTING * p0 + scaled * x0,
+                _FORGETTING * p1 + scaled * x1,
+                _FORGETTING * p2 + scaled * x2,
+                _FORGETTING * p3 + scaled * x3,
+                _FORGETTING * p4 + scaled * x4,
+            )
             self._targets[i] = _FORGETTING * self._targets[i] + scaled * target
         theta = self._theta
         for _ in range(_SWEEPS):
             for i, row in enumerate(self._products):
-                others = sum(row[j] * theta[j] for j in range(5)) - row[i] * theta[i]
-                theta[i] = max(0.0, (self._targets[i] - others + self._pull[i] * self._prior[i]) / (row[i] + self._pull[i]))
+                p0, p1, p2, p3, p4 = row
+                gradient = p0 * theta[0] + p1 * theta[1] + p2 * theta[2] + p3 * theta[3] + p4 * theta[4]
+                others = gradient - row[i] * theta[i]
+                value = (self._targets[i] - others + self._pull[i] * self._prior[i]) / (row[i] + self._pull[i])
+                theta[i] = value if value > 0.0 else 0.0
         self._current = StepTimeCoefficients(*(value / unit for value, unit in zip(theta, _UNITS, strict=True)))
 
 

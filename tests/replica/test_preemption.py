@@ -149,6 +149,18 @@ def test_an_urgent_request_takes_pages_but_not_from_equals() -> None:
     driver.run()
 
 
+def test_an_urgent_prompt_does_not_wait_for_less_urgent_ones_to_be_computed() -> None:
+    driver = Driver(PagedRunner(limits(4096)), scheduling_policy="priority", max_num_partial_prefills=1)
+    low = driver.add(ids(1, 3000), 1, priority=10)
+    driver.step()
+    urgent = driver.add(ids(2, 500), 1, priority=0)
+    driver.step()
+    driver.step()
+    assert len(driver.text(urgent)) == 1 and driver.engine.roster.preemptions == 0
+    driver.run()
+    assert len(driver.text(low)) == 1
+
+
 def test_nobody_yields_in_vain() -> None:
     """What is urgent needs more than all the less urgent hold: nobody is preempted for it."""
     driver = Driver(PagedRunner(limits(40)), scheduling_policy="priority")
