@@ -12,6 +12,7 @@ from replica.roster import Roster
 from replica.scheduling_policy import SchedulingPolicy
 
 _SCAN_MAX = 64  # waiting requests looked at
+_MISFITS_MAX = 16  # of those, how many may turn out not to fit: each costs a look into the cache and at the forecast
 
 
 class Starting:
@@ -57,6 +58,7 @@ class Starting:
     def start_in_order(self, below: int | None = None) -> None:
         """As many as there are slots, budget, pages and partial prefills for; only priorities `below`, if given."""
         roster, budget = self._roster, self._budget
+        misfits = 0
         for request in roster.waiting.first(_SCAN_MAX):
             if not roster.free_slots or budget.tokens < 1 or (below is not None and request.priority >= below):
                 return
@@ -67,8 +69,10 @@ class Starting:
             may = fits == self._lacking(request, match) or (fits > 0 and self._may_be_partial(request))
             if may and self._has_room(request, match):
                 self._start(request, match)
-            elif roster.waiting.is_aged(request):
-                return  # it has been passed often enough: nobody starts before it
+                continue
+            misfits += 1
+            if misfits == _MISFITS_MAX or roster.waiting.is_aged(request):
+                return  # an aged one has been passed often enough: nobody starts before it
 
     def _may_be_partial(self, request: Request) -> bool:
         """Not too many are partly computed; those less urgent than `request` do not count."""

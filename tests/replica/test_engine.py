@@ -280,7 +280,7 @@ def test_cancel_is_legal_in_every_state_and_ends_once(state: str) -> None:
 
 
 def test_a_lost_connection_frees_all_its_blocks_at_once() -> None:
-    driver = Driver(PagedRunner(limits(4096, context=2048)))
+    driver = Driver(PagedRunner(limits(1024, context=2048)))
     for i in range(20):
         driver.add(ids(i, 50), 1900, owner=1)
     kept = driver.add(ids(99, 50), 20, owner=2)

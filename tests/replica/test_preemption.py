@@ -105,7 +105,7 @@ def test_nobody_is_both_scheduled_and_preempted_in_a_step(monkeypatch: pytest.Mo
     assert yielded
     scheduled = {(step.step_id, row.request) for step in driver.runner.steps for row in step.rows}
     assert not scheduled & set(yielded)
-    calm = Driver(PagedRunner(limits(4096, seqs=32)))
+    calm = Driver(PagedRunner(limits(1024, seqs=32)))
     for i in range(15):
         calm.add(ids(i, 60), 80, ignore_eos=False)
     for i in range(10):
@@ -150,7 +150,7 @@ def test_an_urgent_request_takes_pages_but_not_from_equals() -> None:
 
 
 def test_an_urgent_prompt_does_not_wait_for_less_urgent_ones_to_be_computed() -> None:
-    driver = Driver(PagedRunner(limits(4096)), scheduling_policy="priority", max_num_partial_prefills=1)
+    driver = Driver(PagedRunner(limits(1024)), scheduling_policy="priority", max_num_partial_prefills=1)
     low = driver.add(ids(1, 3000), 1, priority=10)
     driver.step()
     urgent = driver.add(ids(2, 500), 1, priority=0)
@@ -195,7 +195,7 @@ def test_two_that_do_not_fit_together_recompute_little() -> None:
 
 def roster_of(*specifications: tuple[int, int, int]) -> list[Request]:
     """Running requests from (priority, computed tokens, preemptions), oldest first."""
-    driver = Driver(PagedRunner(limits(4096, budget=4096, seqs=64)), scheduling_policy="priority", max_num_partial_prefills=64)
+    driver = Driver(PagedRunner(limits(1024, budget=4096, seqs=64)), scheduling_policy="priority", max_num_partial_prefills=64)
     for i, (priority, computed, _) in enumerate(specifications):
         driver.add(ids(i, computed), 50, priority=priority)
     driver.step()

@@ -88,7 +88,7 @@ def test_without_room_for_the_source_the_last_block_is_recomputed() -> None:
 
 
 def test_requests_that_share_a_new_prefix_compute_it_once() -> None:
-    driver = Driver(PagedRunner(limits(4096, budget=2048)))
+    driver = Driver(PagedRunner(limits(1024, budget=2048)))
     attempts = [driver.add([*ids(1, 1024), *ids(10 + i, 16)], 1) for i in range(8)]
     assert driver.run() == 2
     assert driver.tokens_computed() == 1024 + 8 * 16
@@ -98,7 +98,7 @@ def test_requests_that_share_a_new_prefix_compute_it_once() -> None:
 def test_without_standing_back_the_prefix_is_computed_eight_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test above."""
     monkeypatch.setattr(KvManager, "announce", lambda kv, request, end: None)
-    driver = Driver(PagedRunner(limits(4096, budget=16_384)))
+    driver = Driver(PagedRunner(limits(1024, budget=16_384)))
     for i in range(8):
         driver.add([*ids(1, 1024), *ids(10 + i, 16)], 1)
     driver.run()
@@ -106,7 +106,7 @@ def test_without_standing_back_the_prefix_is_computed_eight_times(monkeypatch: p
 
 
 def test_sharers_follow_a_writer_of_many_chunks() -> None:
-    driver = Driver(PagedRunner(limits(4096, budget=256)))
+    driver = Driver(PagedRunner(limits(1024, budget=256)))
     for i in range(4):
         driver.add([*ids(1, 1024), *ids(10 + i, 16)], 1)
     driver.run()
@@ -114,7 +114,7 @@ def test_sharers_follow_a_writer_of_many_chunks() -> None:
 
 
 def test_standing_back_is_bounded() -> None:
-    driver = Driver(PagedRunner(limits(4096, budget=4096)), long_prefill_token_threshold=16)
+    driver = Driver(PagedRunner(limits(1024, budget=4096)), long_prefill_token_threshold=16)
     driver.add(ids(1, 1600), 1)
     sharer = driver.add([*ids(1, 1600), *ids(2, 5)], 1)
     started = 0
@@ -126,14 +126,14 @@ def test_standing_back_is_bounded() -> None:
 
 
 def test_shared_blocks_give_the_text_of_a_solo_cold_run() -> None:
-    together = Driver(PagedRunner(limits(4096, budget=2048)))
+    together = Driver(PagedRunner(limits(1024, budget=2048)))
     for round_number in range(5):
         prefix = ids(100 + round_number, 128)
         prompts = [[*prefix, *ids(10 + i, 5 + i)] for i in range(8)]
         attempts = [together.add(prompt, 16, seed=i) for i, prompt in enumerate(prompts)]
         together.run()
         for i, prompt in enumerate(prompts):
-            alone = Driver(PagedRunner(limits(4096, budget=2048)))
+            alone = Driver(PagedRunner(limits(64, budget=2048)))
             solo = alone.add(prompt, 16, seed=i)
             alone.run()
             assert together.text(attempts[i]) == alone.text(solo)

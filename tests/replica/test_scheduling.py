@@ -79,7 +79,7 @@ def decodes_of(step: Step) -> int:
 
 def long_prefill(slo_ms: float, budget: int = 256) -> tuple[Driver, list[Step]]:
     """Four streams, then a prompt of 1,900 and thirty of 500: the driver, and the steps from the long prompt on."""
-    driver = Driver(PagedRunner(limits(4096, budget=budget, context=2048)), inter_token_slo_ms=slo_ms)
+    driver = Driver(PagedRunner(limits(1024, budget=budget, context=2048)), inter_token_slo_ms=slo_ms)
     for i in range(4):
         driver.add(ids(i, 20), 400)
     for _ in range(60):
@@ -202,7 +202,7 @@ def cold_among_hot(bypasses_max: int) -> int:
     def hot_first(request: Request) -> int:
         return 0 if request.terms.prompt_length > 500 else 1
 
-    driver = Driver(PagedRunner(limits(4096, seqs=4)), check=False)
+    driver = Driver(PagedRunner(limits(1024, seqs=4)), check=False)
     queue = driver.engine.roster.waiting
     queue._bypasses_max, queue._rank = bypasses_max, hot_first
     for i in range(8):
