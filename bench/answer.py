@@ -17,6 +17,9 @@ EVENT_MAX_BYTES = 16 * 1024 * 1024
 PROBLEMS_MAX = 8
 
 
+_ABSENT = msgspec.Raw(b"")  # msgspec decodes no union with Raw: absent and null are told by content
+
+
 class PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
@@ -41,7 +44,7 @@ class Choice(msgspec.Struct, gc=False):
     message: Text | None = None
     finish_reason: str | None = None
     token_ids: list[int] | None = None
-    logprobs: msgspec.Raw | None = None
+    logprobs: msgspec.Raw = _ABSENT
 
 
 class Event(msgspec.Struct, gc=False):
@@ -50,7 +53,7 @@ class Event(msgspec.Struct, gc=False):
     id: str = ""
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _ABSENT
 
 
 _decoder = msgspec.json.Decoder(Event)
@@ -173,7 +176,7 @@ class AnswerReader:
             self._problem("not JSON of the expected shape")
             return
         record = self.record
-        if event.error is not None:
+        if _present(event.error):
             record.error_body = bytes(event.error)[:ERROR_BODY_MAX_BYTES]
             self._problem("error event")
             return
@@ -218,7 +221,7 @@ class AnswerReader:
         record.texts[index] = record.texts.get(index, "") + text
         if choice.token_ids is not None:
             record.token_ids.setdefault(index, []).extend(choice.token_ids)
-        if choice.logprobs is not None and bytes(choice.logprobs) != b"null":
+        if _present(choice.logprobs):
             record.logprobs.setdefault(index, []).append(bytes(choice.logprobs))
 
     def _usage(self, usage: Usage) -> None:
@@ -253,6 +256,10 @@ class AnswerReader:
     def _problem(self, text: str) -> None:
         if len(self.record.problems) < PROBLEMS_MAX and text not in self.record.problems:
             self.record.problems.append(text)
+
+
+def _present(raw: msgspec.Raw) -> bool:
+    return bytes(raw) not in (b"", b"null")
 
 
 def _number(text: str | None) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import sys
 from dataclasses import replace
 
 import uvloop
@@ -37,10 +37,10 @@ async def measure(url: str, works: list[Work], style: PromptStyle, seed: int, co
 
 
 def table_of(results: tuple[WorkResult, ...]) -> Table:
-    table = Table(title="closed loop, streaming, greedy, ignore_eos; times in ms")
-    headings = ("work", "output tok/s", "req/s", "TTFT p50", "TTFT p95", "ITL p50", "ITL p95", "e2e p50", "prefix hit %", "ok", "failed")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "work" else "right")
+    table = Table(title="closed loop, streaming, greedy, ignore_eos; output tokens/s, times in ms")
+    table.add_column("work", no_wrap=True)
+    for heading in ("tok/s", "req/s", "TTFT p50", "p95", "ITL p50", "p95", "e2e p50", "hit %", "ok", "failed"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for work in results:
         s = work.summary
         figures = [s.output_tokens_per_s, s.completed_per_s, s.ttft_p50_ms, s.ttft_p95_ms, s.itl_p50_ms, s.itl_p95_ms, s.e2e_p50_ms]
@@ -94,7 +94,7 @@ def chosen_works(letters: str) -> list[Work]:
 
 def main() -> int:
     options = parse()
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=130)
     try:
         works = chosen_works("b" if options.quick else options.works)
     except ValueError as error:
@@ -103,13 +103,9 @@ def main() -> int:
     arguments = ["--replicas", str(options.replicas), "--dtype", options.dtype, *options.serve_args.split()]
     style = PromptStyle(options.model, as_text=options.text_prompts, ask_ids=not options.no_ids)
     try:
-        with console.status("starting the stack"):
-            context = stack.served(arguments, url=options.url)
-            url = context.__enter__()
-        try:
-            results = asyncio.run(measure(url, works, style, options.seed, console), loop_factory=uvloop.new_event_loop)
-        finally:
-            context.__exit__(None, None, None)
+        console.print("starting the stack …" if options.url is None else f"measuring {options.url}")
+        with stack.served(arguments, url=options.url) as url:
+            results = uvloop.run(measure(url, works, style, options.seed, console))
     except stack.StackError as error:
         console.print(f"[red]{error}", highlight=False)
         return 1

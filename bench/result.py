@@ -14,6 +14,9 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 from bench.summary import Summary
 
 SCHEMA_VERSION = 1
@@ -84,6 +87,20 @@ def write(result: Result, folder: Path = RESULTS) -> Path:
     path = folder / f"{result.name}-{now:%Y%m%d-%H%M%S}.json"
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def show(result: Result, folder: Path = RESULTS) -> None:
+    """Print the metrics as a table, and write the file."""
+    table = Table(title=result.name)
+    for heading in ("metric", "value", "unit", "bound", ""):
+        table.add_column(heading, justify="right" if heading == "value" else "left")
+    for metric in result.metrics:
+        mark = {None: "", True: "[green]holds", False: "[red]BROKEN"}[metric.holds]
+        table.add_row(metric.name, "–" if metric.value is None else f"{metric.value:g}", metric.unit, metric.bound, mark)
+    console = Console()
+    console.print(table)
+    path = write(result, folder)
+    console.print(f"written to {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}")
 
 
 def command_line(argv: list[str]) -> str:
