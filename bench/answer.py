@@ -64,7 +64,7 @@ class Expectation:
     """What the request implies about its answer. None: not known, not checked."""
 
     stream: bool = True
-    choices: int = 1
+    choices: int | None = 1
     prompt_tokens: int | None = None  # exact, when the prompt is given as ids
     completion_tokens: int | None = None  # exact in all choices together, when `ignore_eos` holds
     usage: bool = True  # the answer must carry usage
@@ -196,7 +196,7 @@ class AnswerReader:
     def _choice(self, choice: Choice) -> int:
         """Tokens that this event brought for one choice."""
         record, index = self.record, choice.index
-        if not 0 <= index < self._expect.choices:
+        if self._expect.choices is not None and not 0 <= index < self._expect.choices:
             self._problem("unknown choice")
             return 0
         part = choice.delta or choice.message
@@ -237,7 +237,7 @@ class AnswerReader:
         record, expect = self.record, self._expect
         if record.error_body:
             return
-        if len(record.finish_reasons) < expect.choices:
+        if len(record.finish_reasons) < (expect.choices or 1):
             self._problem("no finish")
         if record.completion_tokens is None or record.prompt_tokens is None:
             if expect.usage:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -14,6 +13,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -85,7 +85,7 @@ def write(result: Result, folder: Path = RESULTS) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result.name}-{now:%Y%m%d-%H%M%S}.json"
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")  # strict: infinities become null
     return path
 
 

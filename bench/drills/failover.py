@@ -32,6 +32,8 @@ STREAMS = 24
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 FREEZE_BOUND_S = 3.0  # max(2 s, 4 × step) + 1 s, with steps under half a second
 REPLACED_TIMEOUT_S = 90.0
+UNDER_WAY_TIMEOUT_S = 60.0
+POLL_S = 0.02
 TOPICS = ("rivers", "bread", "the moon", "old maps", "glass", "winter", "bees", "trains")
 OPENINGS = ("A short story about {}: once", "What everyone should know about {} is that", "The history of {} begins")
 
@@ -80,9 +82,7 @@ async def run(served: Stack, how: str, output_tokens: int = 96) -> Failover:
         undisturbed = await asyncio.gather(*(client.send(call) for call in calls(output_tokens)))
         earlier = client.tokens_received
         streams = [asyncio.create_task(client.send(call)) for call in calls(output_tokens)]
-        while client.tokens_received - earlier < STREAMS * output_tokens // 4 and not all(stream.done() for stream in streams):
-            await asyncio.sleep(0.02)
-        tokens_before = client.tokens_received - earlier
+        tokens_before = await _under_way(client, earlier, STREAMS * output_tokens // 4)
         victim = served.of_role("replica")[0]
         fault_s = time.perf_counter()
         os.kill(victim.pid, SIGNALS[how])
@@ -117,6 +117,15 @@ def silence_s(record: RequestRecord, fault_s: float) -> float:
     """The longest time without a token that ended after the fault."""
     times = [record.scheduled_s, *record.chunk_times_s]
     return max((after - before for before, after in itertools.pairwise(times) if after > fault_s), default=0.0)
+
+
+async def _under_way(client: LoadClient, earlier: int, wanted: int) -> int:
+    """Waits until the streams have brought `wanted` tokens together; how many they have."""
+    for _ in range(int(UNDER_WAY_TIMEOUT_S / POLL_S)):
+        if client.tokens_received - earlier >= wanted:
+            break
+        await asyncio.sleep(POLL_S)
+    return client.tokens_received - earlier
 
 
 async def _replaced(served: Stack, victim: Process, replicas: int) -> float | None:

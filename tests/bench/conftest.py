@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 
 import pytest
 
 from bench.connection import Target
 from bench.load_client import LoadClient
 from bench.mock_openai import Fault, MockServer, Pace
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A mock worker and a client of it."""
-
-    server: MockServer
-    client: LoadClient
-    port: int
-
-
-StartPair = Callable[..., Awaitable[Pair]]
+from tests.bench.mock_pair import Pair, StartPair
 
 
 @pytest.fixture

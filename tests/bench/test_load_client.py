@@ -15,7 +15,7 @@ from bench.mock_openai import Fault, Pace
 from bench.record import Outcome
 from bench.summary import quantile, summarize
 from bench.workload import PromptStyle, Work, calls_of, completion
-from tests.bench.conftest import StartPair
+from tests.bench.mock_pair import StartPair
 
 STYLE = PromptStyle("mock")
 
