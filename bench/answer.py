@@ -94,9 +94,8 @@ class AnswerReader:
         record = self.record
         record.first_byte_s = now_s
         record.status = status
-        record.headers = headers
-        record.retry_after_s = _number(headers.get("retry-after"))
-        record.retry_after_ms = _number(headers.get("retry-after-ms"))
+        record.refusal.retry_after_s = _number(headers.get("retry-after"))
+        record.refusal.retry_after_ms = _number(headers.get("retry-after-ms"))
         self._stream = status < 300 and self._expect.stream
         if self._stream and not headers.get("content-type", "").startswith("text/event-stream"):
             self._stream = False
@@ -122,7 +121,7 @@ class AnswerReader:
         record = self.record
         status = record.status or 0
         if status >= 300:
-            record.error_body = bytes(self._buffer)
+            record.refusal.body = bytes(self._buffer)
             self.finish(Outcome.SHED if status == 429 else Outcome.ERROR, now_s)
             return
         if self._stream:
@@ -133,7 +132,7 @@ class AnswerReader:
         else:
             self._chunk(bytes(self._buffer), now_s)
         self._check_counts()
-        if record.error_body:
+        if record.refusal.body:
             self.finish(Outcome.ERROR, now_s)
         else:
             self.finish(Outcome.WRONG if record.problems else Outcome.COMPLETED, now_s)
@@ -177,12 +176,12 @@ class AnswerReader:
             return
         record = self.record
         if _present(event.error):
-            record.error_body = bytes(event.error)[:ERROR_BODY_MAX_BYTES]
+            record.refusal.body = bytes(event.error)[:ERROR_BODY_MAX_BYTES]
             self._problem("error event")
             return
-        if not record.answer_id:
-            record.answer_id = event.id
-        elif event.id != record.answer_id:
+        if not record.answer.id:
+            record.answer.id = event.id
+        elif event.id != record.answer.id:
             self._problem("id changed")
         tokens = 0
         for choice in event.choices:
@@ -206,52 +205,52 @@ class AnswerReader:
             tokens = len(choice.token_ids)
         else:
             tokens = 1 if text else 0
-        if index in record.finish_reasons and (tokens or text):
+        if index in record.answer.finish_reasons and (tokens or text):
             self._problem("token after finish")
         if choice.finish_reason is not None:
-            if index in record.finish_reasons:
+            if index in record.answer.finish_reasons:
                 self._problem("second finish")
-            record.finish_reasons[index] = choice.finish_reason
+            record.answer.finish_reasons[index] = choice.finish_reason
         if self._expect.keep:
             self._keep(choice, text or "")
         return tokens
 
     def _keep(self, choice: Choice, text: str) -> None:
         record, index = self.record, choice.index
-        record.texts[index] = record.texts.get(index, "") + text
+        record.answer.texts[index] = record.answer.texts.get(index, "") + text
         if choice.token_ids is not None:
-            record.token_ids.setdefault(index, []).extend(choice.token_ids)
+            record.answer.token_ids.setdefault(index, []).extend(choice.token_ids)
         if _present(choice.logprobs):
-            record.logprobs.setdefault(index, []).append(bytes(choice.logprobs))
+            record.answer.logprobs.setdefault(index, []).append(bytes(choice.logprobs))
 
     def _usage(self, usage: Usage) -> None:
         record = self.record
-        record.prompt_tokens = usage.prompt_tokens
-        record.completion_tokens = usage.completion_tokens
+        record.counts.prompt_tokens = usage.prompt_tokens
+        record.counts.completion_tokens = usage.completion_tokens
         if usage.prompt_tokens_details is not None:
-            record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+            record.counts.cached_tokens = usage.prompt_tokens_details.cached_tokens
 
     # --- checking ---
 
     def _check_counts(self) -> None:
         record, expect = self.record, self._expect
-        if record.error_body:
+        if record.refusal.body:
             return
-        if len(record.finish_reasons) < (expect.choices or 1):
+        if len(record.answer.finish_reasons) < (expect.choices or 1):
             self._problem("no finish")
-        if record.completion_tokens is None or record.prompt_tokens is None:
+        if record.counts.completion_tokens is None or record.counts.prompt_tokens is None:
             if expect.usage:
                 self._problem("no usage")
             return
-        if expect.prompt_tokens is not None and record.prompt_tokens != expect.prompt_tokens:
-            self._problem(f"usage says {record.prompt_tokens} prompt tokens, sent {expect.prompt_tokens}")
-        if expect.completion_tokens is not None and record.completion_tokens != expect.completion_tokens:
-            self._problem(f"usage says {record.completion_tokens} tokens, asked for {expect.completion_tokens}")
+        if expect.prompt_tokens is not None and record.counts.prompt_tokens != expect.prompt_tokens:
+            self._problem(f"usage says {record.counts.prompt_tokens} prompt tokens, sent {expect.prompt_tokens}")
+        if expect.completion_tokens is not None and record.counts.completion_tokens != expect.completion_tokens:
+            self._problem(f"usage says {record.counts.completion_tokens} tokens, asked for {expect.completion_tokens}")
         seen = record.tokens_seen
-        if self._saw_ids and seen != record.completion_tokens:
-            self._problem(f"usage says {record.completion_tokens} tokens, {seen} came")
-        elif seen > record.completion_tokens:  # without ids an event stands for at least one token
-            self._problem(f"usage says {record.completion_tokens} tokens, at least {seen} came")
+        if self._saw_ids and seen != record.counts.completion_tokens:
+            self._problem(f"usage says {record.counts.completion_tokens} tokens, {seen} came")
+        elif seen > record.counts.completion_tokens:  # without ids an event stands for at least one token
+            self._problem(f"usage says {record.counts.completion_tokens} tokens, at least {seen} came")
 
     def _problem(self, text: str) -> None:
         if len(self.record.problems) < PROBLEMS_MAX and text not in self.record.problems:

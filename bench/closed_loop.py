@@ -43,7 +43,8 @@ def table_of(results: tuple[WorkResult, ...]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for work in results:
         s = work.summary
-        figures = [s.output_tokens_per_s, s.completed_per_s, s.ttft_p50_ms, s.ttft_p95_ms, s.itl_p50_ms, s.itl_p95_ms, s.e2e_p50_ms]
+        ttft, itl = s.latencies.ttft_ms, s.latencies.itl_ms
+        figures = [s.output_tokens_per_s, s.completed_per_s, ttft.p50, ttft.p95, itl.p50, itl.p95, s.latencies.e2e_ms.p50]
         cells = [_cell(figure) for figure in [*figures, s.prefix_hit_percent]]
         table.add_row(f"{work.name}: {work.description}", *cells, f"{s.completed}/{s.requests}", str(s.errors + s.shed))
     return table

@@ -124,7 +124,7 @@ def judge(
     for record in (generated, forced, chat):
         if record is not None and record.outcome is not Outcome.COMPLETED:
             return ItemVerdict(item.number, problem="; ".join(record.problems) or f"status {record.status}")
-    ids = generated.token_ids.get(0)
+    ids = generated.answer.token_ids.get(0)
     if ids is None:
         return ItemVerdict(item.number, problem="the server sends no token ids")
     if ids and ids[-1] in eos_ids:
@@ -136,13 +136,13 @@ def judge(
         position,
         gap,
         mean_delta(item, forced),
-        None if chat is None else chat.texts.get(0, "") == item.text,
+        None if chat is None else chat.answer.texts.get(0, "") == item.text,
     )
 
 
 def mean_delta(item: GoldenItem, forced: RequestRecord) -> float | None:
     """Mean |log p − recorded log p| over the recorded tokens; None when the server scored another number of tokens."""
-    scores = read_scores(forced.logprobs.get(0, [])).logprobs
+    scores = read_scores(forced.answer.logprobs.get(0, [])).logprobs
     served = scores[len(item.prompt_ids) : len(item.prompt_ids) + len(item.ids)]
     deltas = [abs(a - b) for a, b in zip(served, item.logprobs, strict=False) if a is not None and not math.isnan(b)]
     return statistics.fmean(deltas) if deltas and len(served) == len(item.ids) else None

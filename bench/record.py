@@ -17,6 +17,35 @@ class Outcome(enum.StrEnum):
 
 
 @dataclass(slots=True)
+class Counts:
+    """What the server's usage says. None: it does not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class Refusal:
+    """What came with an answer that is not 2xx, or with an error event."""
+
+    retry_after_s: float | None = None
+    retry_after_ms: float | None = None
+    body: bytes = b""  # at most the first 16 KiB
+
+
+@dataclass(slots=True)
+class Answer:
+    """The content, by choice. Texts, ids and raw logprobs are kept on request only."""
+
+    id: str = ""
+    finish_reasons: dict[int, str] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
+    token_ids: dict[int, list[int]] = field(default_factory=dict)  # when the server sends ids
+    logprobs: dict[int, list[bytes]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class RequestRecord:
     """One request. Times are seconds of `time.perf_counter`; None: it did not come to that.
 
@@ -33,18 +62,9 @@ class RequestRecord:
     status: int | None = None
     outcome: Outcome = Outcome.ERROR
     problems: list[str] = field(default_factory=list)
-    prompt_tokens: int | None = None  # by the server's usage
-    completion_tokens: int | None = None  # by the server's usage
-    cached_tokens: int | None = None
-    retry_after_s: float | None = None
-    retry_after_ms: float | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-    error_body: bytes = b""  # at most the first 16 KiB of an answer that is not 2xx, or the error event
-    answer_id: str = ""
-    finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice
-    texts: dict[int, str] = field(default_factory=dict)  # by choice; kept on request
-    token_ids: dict[int, list[int]] = field(default_factory=dict)  # by choice; kept on request, when the server sends ids
-    logprobs: dict[int, list[bytes]] = field(default_factory=dict)  # by choice, raw JSON; kept on request
+    counts: Counts = field(default_factory=Counts)
+    refusal: Refusal = field(default_factory=Refusal)
+    answer: Answer = field(default_factory=Answer)
 
     @property
     def ttft_s(self) -> float | None:

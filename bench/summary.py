@@ -11,8 +11,29 @@ from bench.record import Outcome, RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """Quantiles in milliseconds; None: nothing to take them from."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Of completed requests, counted from the scheduled start; `refusal` of shed ones, `send_lag` of all."""
+
+    ttft_ms: Spread
+    itl_ms: Spread  # between events that carried tokens
+    tpot_ms: Spread  # (last − first token) / (tokens − 1) of a request
+    e2e_ms: Spread
+    refusal_ms: Spread  # until the first byte of a 429
+    send_lag_ms: Spread  # the client's own lateness
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures of one run. Latencies count from the scheduled start, in milliseconds; None: nothing to take them from."""
+    """Figures of one run."""
 
     requests: int
     completed: int
@@ -25,15 +46,7 @@ class Summary:
     prompt_tokens: int
     output_tokens: int
     prefix_hit_percent: float | None
-    ttft_p50_ms: float | None
-    ttft_p95_ms: float | None
-    itl_p50_ms: float | None
-    itl_p95_ms: float | None
-    tpot_p50_ms: float | None  # (last − first token) / (tokens − 1) of a request
-    e2e_p50_ms: float | None
-    e2e_p95_ms: float | None
-    shed_answer_p95_ms: float | None
-    send_lag_p99_ms: float | None  # the client's own lateness
+    latencies: Latencies
     problems: dict[str, int]
 
 
@@ -52,7 +65,7 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
     start_s = min((record.scheduled_s for record in records), default=0.0)
     end_s = max((record.end_s for record in records if record.end_s is not None), default=start_s)
     duration_s = max(end_s - start_s, 1e-9)
-    output_tokens = sum(record.completion_tokens or record.tokens_seen for record in good)
+    output_tokens = sum(record.counts.completion_tokens or record.tokens_seen for record in good)
     return Summary(
         requests=len(records),
         completed=len(good),
@@ -62,18 +75,17 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
         duration_s=round(duration_s, 3),
         completed_per_s=round(len(good) / duration_s, 3),
         output_tokens_per_s=round(output_tokens / duration_s, 2),
-        prompt_tokens=sum(record.prompt_tokens or 0 for record in good),
+        prompt_tokens=sum(record.counts.prompt_tokens or 0 for record in good),
         output_tokens=output_tokens,
         prefix_hit_percent=_hit_percent(good),
-        ttft_p50_ms=_ms([record.ttft_s for record in good], 0.5),
-        ttft_p95_ms=_ms([record.ttft_s for record in good], 0.95),
-        itl_p50_ms=_ms([gap for record in good for gap in record.gaps_s()], 0.5),
-        itl_p95_ms=_ms([gap for record in good for gap in record.gaps_s()], 0.95),
-        tpot_p50_ms=_ms([_tpot_s(record) for record in good], 0.5),
-        e2e_p50_ms=_ms([record.e2e_s for record in good], 0.5),
-        e2e_p95_ms=_ms([record.e2e_s for record in good], 0.95),
-        shed_answer_p95_ms=_ms([record.answer_s for record in shed], 0.95),
-        send_lag_p99_ms=_ms([record.send_lag_s for record in records], 0.99),
+        latencies=Latencies(
+            ttft_ms=_spread([record.ttft_s for record in good]),
+            itl_ms=_spread([gap for record in good for gap in record.gaps_s()]),
+            tpot_ms=_spread([_tpot_s(record) for record in good]),
+            e2e_ms=_spread([record.e2e_s for record in good]),
+            refusal_ms=_spread([record.answer_s for record in shed]),
+            send_lag_ms=_spread([record.send_lag_s for record in records]),
+        ),
         problems=_problems(bad),
     )
 
@@ -86,9 +98,9 @@ def _tpot_s(record: RequestRecord) -> float | None:
 
 def _hit_percent(good: Sequence[RequestRecord]) -> float | None:
     """Prompt tokens found in a prefix cache; None when the server does not report any."""
-    known = [record for record in good if record.cached_tokens is not None and record.prompt_tokens]
-    total = sum(record.prompt_tokens or 0 for record in known)
-    return round(100 * sum(record.cached_tokens or 0 for record in known) / total, 2) if total else None
+    known = [record for record in good if record.counts.cached_tokens is not None and record.counts.prompt_tokens]
+    total = sum(record.counts.prompt_tokens or 0 for record in known)
+    return round(100 * sum(record.counts.cached_tokens or 0 for record in known) / total, 2) if total else None
 
 
 def _problems(bad: Sequence[RequestRecord]) -> dict[str, int]:
@@ -102,6 +114,7 @@ def _problems(bad: Sequence[RequestRecord]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _ms(values: Sequence[float | None], q: float) -> float | None:
-    found = quantile([value for value in values if value is not None], q)
-    return None if found is None else round(found * 1e3, 3)
+def _spread(values_s: Sequence[float | None]) -> Spread:
+    known = [value * 1e3 for value in values_s if value is not None]
+    p50, p95, p99 = (quantile(known, q) for q in (0.5, 0.95, 0.99))
+    return Spread(*(None if value is None else round(value, 3) for value in (p50, p95, p99)))

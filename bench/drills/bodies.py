@@ -116,10 +116,10 @@ def judge(body: Body, record: RequestRecord) -> list[str]:
         faults.append(f"status {record.status}, allowed {', '.join(map(str, body.statuses))}")
     if record.status < 300:
         return faults + ([] if record.outcome is Outcome.COMPLETED else record.problems)
-    if len(record.error_body) >= ANSWER_MAX_BYTES:
+    if len(record.refusal.body) >= ANSWER_MAX_BYTES:
         return [*faults, f"error body of {ANSWER_MAX_BYTES} bytes or more"]
     try:
-        error = msgspec.json.decode(record.error_body, type=_Answer).error
+        error = msgspec.json.decode(record.refusal.body, type=_Answer).error
     except msgspec.MsgspecError as problem:
         return [*faults, f"not an OpenAI error: {problem}"]
     if not error.message:

@@ -107,7 +107,12 @@ async def run(served: Stack, how: str, output_tokens: int = 96) -> Failover:
 
 def differences(undisturbed: Sequence[RequestRecord], disturbed: Sequence[RequestRecord]) -> tuple[Difference, ...]:
     found = [
-        compare(i, before.token_ids.get(0, []), after.token_ids.get(0, []), read_scores(before.logprobs.get(0, [])).gaps_nat)
+        compare(
+            i,
+            before.answer.token_ids.get(0, []),
+            after.answer.token_ids.get(0, []),
+            read_scores(before.answer.logprobs.get(0, [])).gaps_nat,
+        )
         for i, (before, after) in enumerate(zip(undisturbed, disturbed, strict=True))
     ]
     return tuple(difference for difference in found if difference is not None)

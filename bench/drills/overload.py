@@ -53,7 +53,10 @@ class Overload:
     def without_retry_after(self) -> int:
         """Refusals that do not say when to come back: whole seconds of at least 1, and milliseconds."""
         return sum(
-            record.retry_after_s is None or record.retry_after_s < 1 or record.retry_after_s % 1 != 0 or record.retry_after_ms is None
+            record.refusal.retry_after_s is None
+            or record.refusal.retry_after_s < 1
+            or record.refusal.retry_after_s % 1 != 0
+            or record.refusal.retry_after_ms is None
             for record in self.of(Outcome.SHED)
         )
 
@@ -83,7 +86,7 @@ class Overload:
 def reason(record: RequestRecord) -> str:
     """error.code of a refusal; empty when its body is not of OpenAI's shape."""
     try:
-        return str(msgspec.json.decode(record.error_body, type=_Body).error.code or "")
+        return str(msgspec.json.decode(record.refusal.body, type=_Body).error.code or "")
     except msgspec.MsgspecError:
         return ""
 

@@ -17,7 +17,7 @@ from bench.drills.overload import Overload
 from bench.drills.verdict import compare, first_difference, read_scores
 from bench.golden import GoldenItem
 from bench.mock_openai import Fault
-from bench.record import Outcome, RequestRecord
+from bench.record import Answer, Outcome, Refusal, RequestRecord
 from bench.result import Metric
 from tests.bench.mock_pair import StartPair
 
@@ -35,8 +35,7 @@ def stream(ids: list[int], gaps: list[float], outcome: Outcome = Outcome.COMPLET
         chunk_times_s=times,
         chunk_tokens=counts,
         outcome=outcome,
-        token_ids={0: ids},
-        logprobs={0: [scored(gaps[:1]), scored(gaps[1:])]},
+        answer=Answer(token_ids={0: ids}, logprobs={0: [scored(gaps[:1]), scored(gaps[1:])]}),
     )
 
 
@@ -98,9 +97,7 @@ def refused(code: str, answer_s: float, retry_after_s: float | None = 1.0) -> Re
         end_s=answer_s,
         status=429,
         outcome=Outcome.SHED,
-        retry_after_s=retry_after_s,
-        retry_after_ms=900.0,
-        error_body=body,
+        refusal=Refusal(retry_after_s, 900.0, body),
     )
 
 
@@ -144,9 +141,9 @@ ITEM = GoldenItem(1, (5, 6), (7, 8), (-0.5, -0.25), (1.0, 2e-4, 1.0), "ab", ())
 
 
 def golden_verdict(ids: list[int], logprobs: list[float | None], dtype: str) -> list[str]:
-    generated = RequestRecord(0.0, outcome=Outcome.COMPLETED, token_ids={0: ids})
+    generated = RequestRecord(0.0, outcome=Outcome.COMPLETED, answer=Answer(token_ids={0: ids}))
     part = msgspec.json.encode({"tokens": ["x"] * len(logprobs), "token_logprobs": logprobs})
-    forced = RequestRecord(0.0, outcome=Outcome.COMPLETED, logprobs={0: [part]})
+    forced = RequestRecord(0.0, outcome=Outcome.COMPLETED, answer=Answer(logprobs={0: [part]}))
     return failed(golden.metrics_of([golden.judge(ITEM, frozenset({2}), generated, forced, None)], dtype))
 
 

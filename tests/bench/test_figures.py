@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bench import closed_loop, processes, result
 from bench.arrivals import evenly, poisson
-from bench.record import Outcome, RequestRecord
+from bench.record import Counts, Outcome, RequestRecord
 from bench.result import Result, WorkResult
 from bench.summary import quantile, summarize
 from bench.workload import WORKS, PromptStyle, Work, calls_of
@@ -43,15 +43,15 @@ def test_summary_of_known_times() -> None:
         chunk_times_s=array("d", [10.5, 11.0, 12.0]),
         chunk_tokens=array("I", [1, 2, 1]),
         outcome=Outcome.COMPLETED,
-        prompt_tokens=100,
-        completion_tokens=4,
-        cached_tokens=40,
+        counts=Counts(prompt_tokens=100, completion_tokens=4, cached_tokens=40),
     )
     s = summarize([record])
-    assert (s.ttft_p50_ms, s.itl_p50_ms, s.itl_p95_ms, s.tpot_p50_ms, s.e2e_p50_ms) == (500.0, 500.0, 1000.0, 500.0, 2000.0)
+    times = s.latencies
+    assert (times.ttft_ms.p50, times.itl_ms.p50, times.itl_ms.p95) == (500.0, 500.0, 1000.0)
+    assert (times.tpot_ms.p50, times.e2e_ms.p99, times.refusal_ms.p50) == (500.0, 2000.0, None)
     assert (s.duration_s, s.completed_per_s, s.output_tokens_per_s) == (2.0, 0.5, 2.0)
     assert s.prefix_hit_percent == 40.0
-    assert s.send_lag_p99_ms == pytest.approx(100.0)
+    assert times.send_lag_ms.p99 == pytest.approx(100.0)
 
 
 def test_summary_of_nothing_divides_by_nothing() -> None:

@@ -29,7 +29,9 @@ async def test_closed_loop_counts_every_token_and_keeps_the_streams(pair: StartP
     work = Work("x", streams=4, prompt_tokens=16, output_tokens=10, requests=13)
     records = await closed_loop(mock.client, calls_of(work, STYLE, 0), streams=4)
     assert [record.outcome for record in records] == [Outcome.COMPLETED] * 13
-    assert all(record.tokens_seen == 10 and record.completion_tokens == 10 and record.prompt_tokens == 16 for record in records)
+    assert all(
+        record.tokens_seen == 10 and record.counts.completion_tokens == 10 and record.counts.prompt_tokens == 16 for record in records
+    )
     assert all(list(record.chunk_times_s) == sorted(record.chunk_times_s) for record in records)
     assert mock.client.tokens_received == 130 == summarize(records).output_tokens
     assert mock.server.served == 13
@@ -42,16 +44,16 @@ async def test_counts_with_and_without_token_ids(pair: StartPair, path: str, ids
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "stream": True, "return_token_ids": True}
     record = await mock.client.send(json_call(path, body, Expectation(completion_tokens=5, keep=True)))
     assert record.outcome is Outcome.COMPLETED, record.problems
-    assert record.texts == {0: " t0 t1 t2 t3 t4"}
-    assert record.finish_reasons == {0: "length"}
-    assert record.token_ids == ({0: [1000, 1001, 1002, 1003, 1004]} if ids else {})
+    assert record.answer.texts == {0: " t0 t1 t2 t3 t4"}
+    assert record.answer.finish_reasons == {0: "length"}
+    assert record.answer.token_ids == ({0: [1000, 1001, 1002, 1003, 1004]} if ids else {})
 
 
 async def test_whole_answer_is_read_too(pair: StartPair) -> None:
     mock = await pair()
     body = {"prompt": [1, 2, 3], "max_tokens": 4}
     record = await mock.client.send(json_call("/v1/completions", body, Expectation(stream=False, prompt_tokens=3, keep=True)))
-    assert (record.outcome, record.texts, record.completion_tokens) == (Outcome.COMPLETED, {0: " t0 t1 t2 t3"}, 4)
+    assert (record.outcome, record.answer.texts, record.counts.completion_tokens) == (Outcome.COMPLETED, {0: " t0 t1 t2 t3"}, 4)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +94,14 @@ async def test_drop_hang_and_error_event_end_the_request(pair: StartPair) -> Non
     assert (await hanging.client.send(one_call())).outcome is Outcome.TIMEOUT
     failed = await (await pair(fault=Fault.ERROR_EVENT)).client.send(one_call())
     assert failed.outcome is Outcome.ERROR
-    assert b"lost" in failed.error_body
+    assert b"lost" in failed.refusal.body
 
 
 async def test_shed_is_no_error_and_keeps_retry_after(pair: StartPair) -> None:
     mock = await pair(fault=Fault.SHED)
     record = await mock.client.send(one_call())
-    assert (record.outcome, record.status, record.retry_after_s, record.retry_after_ms) == (Outcome.SHED, 429, 2.0, 1500.0)
-    assert b"busy" in record.error_body
+    assert (record.outcome, record.status, record.refusal.retry_after_s, record.refusal.retry_after_ms) == (Outcome.SHED, 429, 2.0, 1500.0)
+    assert b"busy" in record.refusal.body
     summary = summarize([record])
     assert (summary.shed, summary.errors) == (1, 0)
 

@@ -33,13 +33,13 @@ async def test_chat_knows_the_capital_of_france(client: LoadClient) -> None:
     body = {"model": "smollm2", "messages": FRANCE, "max_tokens": 24, "temperature": 0}
     whole = await client.send(json_call("/v1/chat/completions", body, Expectation(stream=False, keep=True)))
     assert whole.outcome is Outcome.COMPLETED, whole.problems
-    assert "Paris" in whole.texts[0]
-    assert whole.finish_reasons == {0: "stop"}
+    assert "Paris" in whole.answer.texts[0]
+    assert whole.answer.finish_reasons == {0: "stop"}
     stream = {**body, "stream": True, "stream_options": USAGE}
     streamed = await client.send(json_call("/v1/chat/completions", stream, Expectation(keep=True)))
     assert streamed.outcome is Outcome.COMPLETED, streamed.problems
-    assert (streamed.texts, streamed.finish_reasons) == (whole.texts, whole.finish_reasons)
-    assert streamed.completion_tokens == whole.completion_tokens
+    assert (streamed.answer.texts, streamed.answer.finish_reasons) == (whole.answer.texts, whole.answer.finish_reasons)
+    assert streamed.counts.completion_tokens == whole.counts.completion_tokens
 
 
 def test_openai_python_works_unchanged(served: Stack) -> None:
@@ -91,8 +91,8 @@ async def test_sixty_four_mixed_requests_each_end_once(client: LoadClient, serve
     """The client's reader checks each: one finish per choice, nothing after it, [DONE], every token in the usage."""
     records = await asyncio.gather(*(client.send(mixed_call(i)) for i in range(64)))
     assert {i: record.problems for i, record in enumerate(records) if record.outcome is not Outcome.COMPLETED} == {}
-    assert len({record.answer_id for record in records}) == 64
-    assert all(set(record.finish_reasons.values()) <= {"stop", "length"} for record in records)
+    assert len({record.answer.id for record in records}) == 64
+    assert all(set(record.answer.finish_reasons.values()) <= {"stop", "length"} for record in records)
     assert await seconds_until_idle(served.url) is not None
 
 

@@ -28,14 +28,14 @@ async def test_the_second_of_a_prefix_finds_it_cached(client: LoadClient) -> Non
         first = await client.send(completion(prefix + random_ids(draw, 20), 4, STYLE))
         second = await client.send(completion(prefix + random_ids(draw, 20), 4, STYLE))
         assert (first.outcome, second.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
-        assert first.cached_tokens == 0
-        assert second.cached_tokens == 600 // BLOCK * BLOCK
+        assert first.counts.cached_tokens == 0
+        assert second.counts.cached_tokens == 600 // BLOCK * BLOCK
 
 
 async def test_control_another_prefix_finds_nothing(client: LoadClient) -> None:
     draw = random.Random("other prefixes")
     records = [await client.send(completion(random_ids(draw, 600), 4, STYLE)) for _ in range(2)]
-    assert [record.cached_tokens for record in records] == [0, 0]
+    assert [record.counts.cached_tokens for record in records] == [0, 0]
 
 
 async def test_disconnects_free_their_work(client: LoadClient, served: Stack) -> None:
