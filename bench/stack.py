@@ -23,6 +23,7 @@ from bench.result import ROOT
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
+SERVE = (sys.executable, "-m", "cluster.cli", "serve")
 
 
 class StackError(Exception):
@@ -80,13 +81,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def start(arguments: Sequence[str] = (), *, timeout_s: float = START_TIMEOUT_S) -> Stack:
+def start(arguments: Sequence[str] = (), *, timeout_s: float = START_TIMEOUT_S, command: Sequence[str] = SERVE) -> Stack:
     """Start `rantang serve` with these arguments on a free port; returns when /ready answers 200. Raises StackError."""
     port = free_port()
     mark = secrets.token_hex(8)
     descriptor, name = tempfile.mkstemp(prefix="rantang-bench-", suffix=".log")
     environment = {**os.environ, processes.MARK: mark, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "cluster.cli", "serve", "--port", str(port), *arguments]
+    whole = [*command, "--port", str(port), *arguments]
     started_s = time.monotonic()
     with os.fdopen(descriptor, "wb") as log:
         child = subprocess.Popen(
@@ -98,6 +99,7 @@ def start(arguments: Sequence[str] = (), *, timeout_s: float = START_TIMEOUT_S) 
             why = f"exit code {child.poll()}" if child.poll() is not None else f"not ready after {timeout_s:g} s"
             tail = stack.log_tail()
             stack.stop(10.0)
+            stack.log.unlink(missing_ok=True)
             raise StackError(f"rantang serve {' '.join(arguments)}: {why}\n{tail}")
         time.sleep(0.2)
     stack.start_s = time.monotonic() - started_s
