@@ -90,9 +90,7 @@ def start(arguments: Sequence[str] = (), *, timeout_s: float = START_TIMEOUT_S, 
     whole = [*command, "--port", str(port), *arguments]
     started_s = time.monotonic()
     with os.fdopen(descriptor, "wb") as log:
-        child = subprocess.Popen(
-            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment, start_new_session=True
-        )
+        child = subprocess.Popen(whole, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment, start_new_session=True)
     stack = Stack(f"http://127.0.0.1:{port}", child, mark, Path(name), 0.0)
     while not is_ready(stack.url):
         if child.poll() is not None or time.monotonic() - started_s > timeout_s:
