@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
 import signal
@@ -23,6 +24,8 @@ from bench.result import ROOT
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 SERVE = (sys.executable, "-m", "cluster.cli", "serve")
 
 
@@ -72,6 +75,11 @@ class Stack:
 
     def log_tail(self, lines: int = 30) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before it becomes the server: SIGTERM when the measuring process dies, however it dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def free_port() -> int:
