@@ -68,6 +68,7 @@ class Expectation:
     prompt_tokens: int | None = None  # exact, when the prompt is given as ids
     completion_tokens: int | None = None  # exact in all choices together, when `ignore_eos` holds
     usage: bool = True  # the answer must carry usage
+    countable: bool = True  # the text is output alone; False with `echo`, whose text is no token of the answer
     keep: bool = False  # keep texts, ids and logprobs in the record
 
 
@@ -246,6 +247,8 @@ class AnswerReader:
             self._problem(f"usage says {record.counts.prompt_tokens} prompt tokens, sent {expect.prompt_tokens}")
         if expect.completion_tokens is not None and record.counts.completion_tokens != expect.completion_tokens:
             self._problem(f"usage says {record.counts.completion_tokens} tokens, asked for {expect.completion_tokens}")
+        if not expect.countable:
+            return
         seen = record.tokens_seen
         if self._saw_ids and seen != record.counts.completion_tokens:
             self._problem(f"usage says {record.counts.completion_tokens} tokens, {seen} came")

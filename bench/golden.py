@@ -167,7 +167,7 @@ def _chat(item: GoldenItem, golden: Golden) -> Call:
 def _teacher_forced(item: GoldenItem) -> Call:
     """The prompt and the recorded tokens, echoed with their log probabilities; nothing is generated."""
     body = {"model": "smollm2", "prompt": [*item.prompt_ids, *item.ids], "max_tokens": 0, "temperature": 0, "echo": True, "logprobs": 1}
-    return json_call("/v1/completions", body, Expectation(stream=False, keep=True))
+    return json_call("/v1/completions", body, Expectation(stream=False, keep=True, countable=False))
 
 
 def metrics_of(verdicts: list[ItemVerdict], dtype: str) -> tuple[Metric, ...]:

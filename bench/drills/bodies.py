@@ -25,6 +25,7 @@ from bench.record import Outcome, RequestRecord
 from bench.result import Result
 
 ANSWER_MAX_BYTES = 16 * 1024
+SHOWN_MAX = 20
 BODY_MAX_BYTES = 64 * 1024 * 1024
 
 
@@ -97,7 +98,7 @@ async def run(url: str, bodies: Sequence[Body]) -> list[Fault]:
     faults: list[Fault] = []
     try:
         for body in bodies:
-            record = await client.send(Call(body.path, body.raw, Expectation(stream=False, usage=False, choices=None)))
+            record = await client.send(Call(body.path, body.raw, Expectation(stream=False, usage=False, choices=None, countable=False)))
             faults += [Fault(body.name, text) for text in judge(body, record)]
             after = await client.send(valid)
             if after.outcome is not Outcome.COMPLETED:
@@ -141,8 +142,10 @@ def main() -> int:
     except (OSError, ValueError, stack.StackError) as error:
         print(error)
         return 2
-    for fault in faults:
+    for fault in faults[:SHOWN_MAX]:
         print(f"{fault.body}: {fault.text}")
+    if len(faults) > SHOWN_MAX:
+        print(f"… and {len(faults) - SHOWN_MAX} more")
     metrics = (result.plain("bodies", float(len(bodies)), "bodies"), result.at_most("faults", float(len(faults)), 0, "faults"))
     details: dict[str, object] = {"faults": [msgspec.to_builtins(fault) for fault in faults]}
     outcome = Result("bodies", {"file": options.bodies.name}, metrics=metrics, details=details)
