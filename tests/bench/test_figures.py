@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from bench import closed_loop, processes, result
 from bench.arrivals import evenly, poisson
+from bench.client_limits import lateness_s
 from bench.record import Counts, Outcome, RequestRecord
 from bench.result import Result, WorkResult
 from bench.summary import quantile, summarize
@@ -56,6 +57,12 @@ def test_summary_of_known_times() -> None:
 
 def test_summary_of_nothing_divides_by_nothing() -> None:
     assert summarize([]).output_tokens_per_s == 0.0
+
+
+def test_lateness_counts_from_the_streams_own_best() -> None:
+    record = RequestRecord(0.0, chunk_times_s=array("d", [5.2, 6.0, 7.5]))
+    assert lateness_s(record, 1.0) == pytest.approx([0.2, 0.0, 0.5])
+    assert lateness_s(RequestRecord(0.0), 1.0) == []
 
 
 def test_poisson_is_seeded_ascending_and_has_its_rate() -> None:
