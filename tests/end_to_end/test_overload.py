@@ -1,4 +1,7 @@
-"""A burst far above capacity is bounded and answered; and SIGTERM leaves nothing behind."""
+"""A burst far above capacity is bounded and answered; and SIGTERM leaves nothing behind.
+
+By its name this file runs before those that share the large stack: two stacks at once on two cores would measure each other.
+"""
 
 from __future__ import annotations
 
