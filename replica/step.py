@@ -75,8 +75,12 @@ class StepResult:
     outcomes: tuple[Outcome, ...]
 
 
+class RunnerLost(Exception):
+    """The runner can carry out no further step (a rank is gone, the device failed): the engine ends, the replica is replaced."""
+
+
 class Runner(Protocol):
-    """Carries out steps, one at a time, in order. May raise: then nothing of the step counts."""
+    """Carries out steps, one at a time, in order. May raise: then nothing of the step counts; RunnerLost: it never will again."""
 
     @property
     def limits(self) -> EngineLimits:

@@ -214,7 +214,12 @@ class Refused(Wire, frozen=True, tag="refused"):
 
 
 class Frame(Wire, frozen=True, tag="frame"):
-    """Everything one step brought to one router. `sequence` numbers the KV events of an epoch: +1 for every frame with events."""
+    """Everything one step brought to one router; frames to a router without a stream here may merge several steps.
+
+    `sequence` counts, over an epoch, the steps that brought KV events: the number is the same for every router. A frame
+    holds the events of the last `batches` such steps, up to and including number `sequence` (0 batches: no events). So a
+    router has missed nothing if and only if `frame.sequence == last sequence it knows + frame.batches`.
+    """
 
     epoch: int
     sequence: int
@@ -223,6 +228,7 @@ class Frame(Wire, frozen=True, tag="frame"):
     accepted: tuple[int, ...] = ()  # attempts that entered the engine since the last frame: from now on `load` counts them
     bounces: tuple[Bounce, ...] = ()
     events: tuple[KvEvent, ...] = ()
+    batches: int = 0
 
 
 class Snapshot(Wire, frozen=True, tag="snapshot"):
