@@ -1,0 +1,29 @@
+"""Rotary position embedding of queries and keys, and the write of keys and values into the paged cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.reference.attention_plan import AttentionPlan
+
+
+def rope_kv_write(qkv: Tensor, cosine: Tensor, sine: Tensor, cache: Tensor, plan: AttentionPlan) -> Tensor:
+    """Rotates, writes keys and values to their pages, returns the rotated queries [T, heads · D].
+
+    qkv [T, (heads + 2 · kv_heads) · D] = (queries | keys | values); cosine and sine [T, D] in float32 (or float64), the halves
+    equal in cosine and of opposite sign in sine: (-sin | sin). A head (a | b) becomes (a·cos - b·sin | b·cos + a·sin).
+    cache [pages, 2, kv_heads, block, D] is written at plan.slots.
+    """
+    kv_heads, dim = plan.layout.kv_heads, plan.layout.head_dim
+    tokens = qkv.shape[0]
+    turned_width = qkv.shape[1] - kv_heads * dim
+    heads = qkv[:, :turned_width].view(tokens, -1, dim)
+    half = dim // 2
+    swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
+    turned = torch.addcmul(heads * cosine[:, None, :], swapped, sine[:, None, :]).to(qkv.dtype)
+    query_heads = turned.shape[1] - kv_heads
+    values = qkv[:, turned_width:].view(tokens, kv_heads, dim)
+    fresh = torch.cat((turned[:, query_heads:], values), dim=1)
+    cache.view(-1, dim).index_copy_(0, plan.slots, fresh.view(-1, dim))
+    return turned[:, :query_heads].reshape(tokens, query_heads * dim)

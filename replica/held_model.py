@@ -1,0 +1,90 @@
+"""A model in memory with its KV pool: all that start-up decides, and everything it can refuse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.batch import CacheLayout
+from kernels.ops import Operators, choose_device, choose_operators, computes_bfloat16
+from replica.config import EngineConfig
+from replica.contract.model_error import ModelError
+from replica.contract.model_files import ModelFiles, resolve
+from replica.kv_pool import PoolSize, size_pool
+from replica.models.config import ModelConfig, read_model_config, shard_problem
+from replica.models.llama import Llama
+from replica.models.loader import Placement, load_model, open_source
+from replica.parallel.group import TensorParallel
+
+OnStage = Callable[[str, float], None]  # (what has ended, seconds it took)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    files: ModelFiles
+    config: ModelConfig
+    model: Llama
+    dtype: torch.dtype  # of weights and KV
+    device: torch.device
+    operators: Operators
+    layout: CacheLayout  # of this rank's part of one layer
+    pool: Tensor  # [layers, pages, 2, kv_heads, block, D], this rank's part
+    size: PoolSize
+
+
+class Stages:
+    """Tells how long each stage of the start took."""
+
+    def __init__(self, on_stage: OnStage | None) -> None:
+        self._on_stage = on_stage
+        self._since = time.perf_counter()
+
+    def ended(self, name: str) -> None:
+        now = time.perf_counter()
+        if self._on_stage is not None:
+            self._on_stage(name, now - self._since)
+        self._since = now
+
+
+def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> HeldModel:
+    """Find, check, load. Raises ModelError, one line for the user; nothing large is read before everything fits."""
+    files = resolve(config.model, config.revision)
+    model_config = read_model_config(files)
+    problem = shard_problem(model_config, tp.size)
+    if problem:
+        raise ModelError(f"{config.model}: {problem}")
+    device = choose_device(tp.rank)
+    operators = choose_operators(device)
+    dtype = _dtype(config, device)
+    size = size_pool(config, model_config, dtype.itemsize)
+    stages.ended("model files")
+    source = open_source(files, model_config)
+    try:
+        model = load_model(model_config, source, Placement(dtype, device, tp, operators, size.max_model_len))
+    finally:
+        source.close()
+    stages.ended("weights")
+    layout = CacheLayout(model_config.num_kv_heads // tp.size, config.block_size, model_config.head_dim)
+    shape = (model_config.num_layers, size.num_blocks, 2, layout.kv_heads, layout.block_size, layout.head_dim)
+    pool = _empty_pool(shape, dtype, device)
+    stages.ended("KV pool")
+    return HeldModel(files, model_config, model, dtype, device, operators, layout, pool, size)
+
+
+def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    return torch.bfloat16 if computes_bfloat16(device) else torch.float32
+
+
+def _empty_pool(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros: pages of a CPU pool become resident only when they are written."""
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except RuntimeError as error:  # torch's out-of-memory errors
+        raise ModelError(f"the KV pool of {shape[1]} blocks does not fit in memory: {str(error).splitlines()[0]}") from error

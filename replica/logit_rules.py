@@ -1,0 +1,88 @@
+"""What a request asks of its logits before anything is drawn: penalties, biases, and tokens that may not come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from replica.contract.messages import SamplingParams
+from replica.step import Draw
+
+Logits = npt.NDArray[np.float32]
+
+
+def has_rules(draw: Draw) -> bool:
+    """Whether apply_rules would change anything for this draw."""
+    s = draw.sampling
+    return (
+        s.repetition_penalty != 1.0
+        or s.presence_penalty != 0.0
+        or s.frequency_penalty != 0.0
+        or bool(s.logit_bias)
+        or bool(s.bad_words)
+        or s.allowed_token_ids is not None
+        or len(draw.output_ids) < s.min_tokens
+    )
+
+
+def apply_rules(logits: Logits, draw: Draw, eos_token_ids: frozenset[int]) -> None:
+    """Change one row of logits [V] in place, in this order: penalties, biases, then bans (−inf). Ids outside V are ignored.
+
+    If nothing would be left, the bans beside allowed_token_ids are lifted: a request always has a best token.
+    """
+    _penalize(logits, draw)
+    sampling = draw.sampling
+    bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < logits.size]
+    if bias:
+        np.add.at(logits, [token for token, _ in bias], np.array([value for _, value in bias], np.float32))
+    if sampling.allowed_token_ids is not None:
+        allowed = _inside(sampling.allowed_token_ids, logits.size)
+        kept = logits[allowed]
+        logits.fill(-np.inf)
+        logits[allowed] = kept
+    banned = _inside(banned_now(draw, eos_token_ids), logits.size)
+    if banned.size == 0:
+        return
+    before = logits[banned]
+    logits[banned] = -np.inf
+    if np.isneginf(logits.max()):
+        logits[banned] = before
+
+
+def banned_now(draw: Draw, eos_token_ids: frozenset[int]) -> list[int]:
+    """Tokens that would complete a bad word, and, while min_tokens is not reached, all that would end the request."""
+    sampling, output = draw.sampling, draw.output_ids
+    banned = [word[-1] for word in sampling.bad_words if word and _ends_with(output, word[:-1])]
+    if len(output) < sampling.min_tokens:
+        banned += ending_ids(sampling, eos_token_ids)
+    return banned
+
+
+def ending_ids(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> list[int]:
+    """All ids that end this request, the model's own first."""
+    own = [] if sampling.ignore_eos else sorted(eos_token_ids)
+    return [*own, *sampling.stop_token_ids]
+
+
+def _penalize(logits: Logits, draw: Draw) -> None:
+    """Repetition counts the prompt and the output; presence and frequency the output alone."""
+    s = draw.sampling
+    if s.repetition_penalty != 1.0:
+        seen = np.unique(_inside((*draw.prompt_ids, *draw.output_ids), logits.size))
+        values = logits[seen]
+        logits[seen] = np.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
+    if (s.presence_penalty != 0.0 or s.frequency_penalty != 0.0) and len(draw.output_ids):
+        produced, counts = np.unique(_inside(draw.output_ids, logits.size), return_counts=True)
+        logits[produced] -= (s.presence_penalty + s.frequency_penalty * counts).astype(np.float32)
+
+
+def _inside(ids: Iterable[int], vocab_size: int) -> npt.NDArray[np.int64]:
+    array = np.array(list(ids), dtype=np.int64)
+    return array[(array >= 0) & (array < vocab_size)]
+
+
+def _ends_with(output: Sequence[int], prefix: Sequence[int]) -> bool:
+    size = len(prefix)
+    return size == 0 or (len(output) >= size and list(output[-size:]) == list(prefix))

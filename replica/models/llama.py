@@ -1,0 +1,63 @@
+"""The Llama family: embedding, layers of attention and SwiGLU, norm, head, over a packed batch of tokens.
+
+One residual stream in float32; what enters a matrix multiplication is in the model's dtype. With several ranks each holds
+its heads, its part of the feed-forward width and its slice of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.ops import Operators
+from kernels.reference.attention_plan import AttentionPlan
+from replica.linear import Linear, ReducedLinear, VocabularyEmbedding, VocabularyHead
+from replica.models.config import ModelConfig
+from replica.models.rope import RotaryTable
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer's weights on this rank."""
+
+    attention_norm: Tensor  # [H]
+    qkv: Linear  # H → (heads + 2 · kv_heads) · D
+    attention_out: ReducedLinear  # heads · D → H
+    feed_forward_norm: Tensor  # [H]
+    gate_up: Linear  # H → 2 · I
+    down: ReducedLinear  # I → H
+
+
+@dataclass(frozen=True, slots=True)
+class Llama:
+    """The model of one rank. `forward` computes hidden states, `logits` what follows some of them."""
+
+    config: ModelConfig
+    layers: tuple[Layer, ...]
+    embedding: VocabularyEmbedding
+    norm: Tensor  # [H]
+    head: VocabularyHead
+    rope: RotaryTable
+    operators: Operators
+
+    def forward(self, token_ids: Tensor, positions: Tensor, pool: Tensor, plan: AttentionPlan) -> Tensor:
+        """token_ids and positions [T] int64, pool [layers, pages, 2, kv_heads, block, D] (written) → hidden states [T, H], float32.
+
+        What a layer adds is carried to the next norm, which adds it while it reads the stream anyhow.
+        """
+        ops, epsilon, scale = self.operators, self.config.norm_epsilon, self.config.head_dim**-0.5
+        cosine, sine = self.rope.at(positions)
+        stream = self.embedding(token_ids)
+        delta: Tensor | None = None
+        for cache, layer in zip(pool.unbind(), self.layers, strict=True):
+            normed = ops.rms_norm(stream, layer.attention_norm, epsilon, delta)
+            queries = ops.rope_kv_write(layer.qkv(normed), cosine, sine, cache, plan)
+            delta = layer.attention_out(ops.paged_attention(queries, cache, plan, scale))
+            normed = ops.rms_norm(stream, layer.feed_forward_norm, epsilon, delta)
+            delta = layer.down(ops.silu_mul(layer.gate_up(normed)))
+        return stream if delta is None else stream.add_(delta)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, H] → logits [R, vocabulary], float32, on every rank."""
+        return self.head(self.operators.rms_norm(hidden, self.norm, self.config.norm_epsilon, None))

@@ -1,0 +1,41 @@
+"""Where a model's weights come from: named tensors, of which only the part a rank needs is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rank `index` of `count` equal parts."""
+
+    index: int = 0
+    count: int = 1
+
+    def of(self, size: int) -> slice:
+        """This part of 0 … size - 1. `count` divides `size` (models.config.shard_problem)."""
+        assert size % self.count == 0, (size, self.count)
+        width = size // self.count
+        return slice(self.index * width, (self.index + 1) * width)
+
+
+WHOLE = Part()
+
+
+class WeightSource(Protocol):
+    """Tensors under the names of a Hugging Face Llama checkpoint, [out, in], in whatever floating dtype the file has."""
+
+    def has(self, name: str) -> bool: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises ModelError when the tensor is missing."""
+        ...
+
+    def read(self, name: str, *, rows: Part = WHOLE, columns: Part = WHOLE) -> Tensor:
+        """A part of the tensor's first dimension, or of its second. May be a view of the mapped file: read only."""
+        ...
+
+    def close(self) -> None: ...

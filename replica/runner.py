@@ -1,0 +1,145 @@
+"""Carries out steps with a real model: copies, forward pass, draws."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+from torch import Tensor
+
+from kernels.ops import use_threads
+from replica.config import EngineConfig
+from replica.contract.messages import EngineLimits, SamplingParams
+from replica.held_model import OnStage, Stages, hold_model
+from replica.parallel.group import SingleRank, TensorParallel
+from replica.prompt_scores import PromptScorer
+from replica.sampler import check_finite, sample
+from replica.step import Draw, Outcome, Row, Step, StepResult
+from replica.step_inputs import StepInputs, build_inputs
+
+WARM_UP_TOKENS = 32
+
+
+class ModelRunner:
+    """One rank of a model and its part of the KV pool. Every rank executes every step; only rank 0 draws.
+
+    Construction reads the model and raises ModelError (one line for the user) when it cannot be served as configured;
+    `on_stage(name, seconds)` hears of each stage as it ends. One caller at a time, from any thread.
+    """
+
+    def __init__(self, config: EngineConfig, *, tp: TensorParallel | None = None, on_stage: OnStage | None = None) -> None:
+        self._tp: TensorParallel = SingleRank() if tp is None else tp
+        self._threads = config.num_threads or len(os.sched_getaffinity(0))
+        self._local = threading.local()
+        self._use_threads()
+        stages = Stages(on_stage)
+        self._held = held = hold_model(config, self._tp, stages)
+        self._pool = held.pool
+        self._scorer = PromptScorer(held.model.logits)
+        self.model = config.served_model_name or held.files.name
+        self.revision = held.files.revision
+        self.fingerprint = held.files.fingerprint
+        self._limits = EngineLimits(
+            max_model_len=held.size.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            num_blocks=held.size.num_blocks,
+            block_size=config.block_size,
+            max_waiting=config.max_waiting,
+            vocab_size=held.config.vocab_size,
+        )
+        self._warm_up()
+        stages.ended("first step")
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._limits
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._held.config.eos_token_ids
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and KV."""
+        return self._held.dtype
+
+    @torch.inference_mode()
+    def execute(self, step: Step) -> StepResult:
+        """On ranks > 0 the same computation without the draws: outcomes carry no token."""
+        self._use_threads()
+        if not step.rows:
+            self._copy_blocks(step)
+            return StepResult(step.step_id, ())
+        inputs = build_inputs(step, self._limits.block_size)
+        hidden = self._forward(step, inputs)
+        drawn = self._sample(step, inputs, self._logits(hidden, inputs))
+        outcomes = [self._finish(row, index, hidden, inputs, drawn.get(index, Outcome())) for index, row in enumerate(step.rows)]
+        return StepResult(step.step_id, tuple(outcomes))
+
+    @torch.inference_mode()
+    def forward(self, step: Step) -> Tensor:
+        """Copies and forward pass alone: logits [rows that draw, V], float32. The step has a row."""
+        self._use_threads()
+        inputs = build_inputs(step, self._limits.block_size)
+        return self._logits(self._forward(step, inputs), inputs)
+
+    def close(self) -> None:
+        """Give the KV pool back; nothing can be executed afterwards. Idempotent."""
+        self._pool = torch.empty(0)
+
+    def _forward(self, step: Step, inputs: StepInputs) -> Tensor:
+        self._copy_blocks(step)
+        held = self._held
+        plan = held.operators.plan_attention(inputs.batch, held.layout, held.dtype, held.device)
+        token_ids = torch.from_numpy(inputs.token_ids).to(held.device)
+        positions = torch.from_numpy(inputs.positions).to(held.device)
+        return held.model.forward(token_ids, positions, self._pool, plan)
+
+    def _logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
+        if not inputs.drawing:
+            return hidden.new_empty((0, self._limits.vocab_size))
+        if len(inputs.drawing) == hidden.shape[0]:
+            return self._held.model.logits(hidden)
+        return self._held.model.logits(hidden[torch.from_numpy(inputs.last_tokens).to(hidden.device)])
+
+    def _sample(self, step: Step, inputs: StepInputs, logits: Tensor) -> dict[int, Outcome]:
+        if not inputs.drawing:
+            return {}
+        if self._tp.rank:
+            return dict(zip(inputs.drawing, check_finite(logits), strict=True))
+        draws = [draw for index in inputs.drawing if (draw := step.rows[index].draw) is not None]
+        return dict(zip(inputs.drawing, sample(logits.cpu(), draws, self.eos_token_ids), strict=True))
+
+    def _finish(self, row: Row, index: int, hidden: Tensor, inputs: StepInputs, outcome: Outcome) -> Outcome:
+        """The outcome together with the row's scores."""
+        if outcome.error:
+            self._scrub(row)
+        if row.score_from is None:
+            return outcome
+        first = int(inputs.first_tokens[index])
+        scores, problem = self._scorer.score(row, hidden[first : first + len(row.tokens)])
+        return Outcome(outcome.token, outcome.logprobs, scores, outcome.error or problem)
+
+    def _scrub(self, row: Row) -> None:
+        """A masked position is multiplied by 0, and 0 · NaN is NaN: what a broken row left must not reach its pages' next owner."""
+        pages = list(row.blocks)
+        self._pool[:, pages] = torch.nan_to_num(self._pool[:, pages], nan=0.0, posinf=0.0, neginf=0.0)
+
+    def _copy_blocks(self, step: Step) -> None:
+        self._held.operators.copy_blocks(self._pool, [(copy.source, copy.target) for copy in step.copies])
+
+    def _use_threads(self) -> None:
+        """The number of compute threads belongs to the calling thread, and the engine's is not the one that built this."""
+        if not getattr(self._local, "threads_set", False):
+            use_threads(self._threads)
+            self._local.threads_set = True
+
+    def _warm_up(self) -> None:
+        """One chunk and one decode, so that the first request does not pay for what libraries do on first use."""
+        size = min(WARM_UP_TOKENS, self._limits.max_model_len - 1)
+        draw = Draw(SamplingParams(seed=0, max_tokens=1, temperature=0.0), 0, (0,) * size, ())
+        pages = range(-(-(size + 1) // self._limits.block_size))
+        self.execute(Step(0, (Row(0, (0,) * size, 0, pages, draw),)))
+        self.execute(Step(0, (Row(0, (0,), size, pages, draw),)))

@@ -1,0 +1,91 @@
+"""From logits to tokens. A row's token depends on its own logits, its request and its position: never on the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from replica.filters import thresholds
+from replica.logit_rules import apply_rules, has_rules
+from replica.logprobs import token_logprobs
+from replica.noise import GUMBEL_MAX, gumbel, stream_key
+from replica.step import Draw, Outcome
+
+Logits = npt.NDArray[np.float32]
+GREEDY_BELOW = 1e-5  # temperatures under it are greedy: dividing by them says the same, and overflows
+
+NOT_FINITE = "the model's logits for this request are not finite"
+
+
+def sample(logits: Tensor, draws: Sequence[Draw], eos_token_ids: frozenset[int]) -> list[Outcome]:
+    """One outcome for each row of logits [R, V], float32, on the CPU; they are left as they are.
+
+    A row whose logits are not finite, or whose rules fail, gets an error; the others go on.
+    """
+    raw: Logits = logits.numpy()
+    errors: dict[int, str] = {}
+    work = _with_rules(raw, draws, eos_token_ids, errors)
+    tokens = work.argmax(axis=1)
+    best = work[np.arange(len(draws)), tokens]
+    for row in np.flatnonzero(~np.isfinite(best)).tolist():
+        errors.setdefault(row, NOT_FINITE)
+    random = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= GREEDY_BELOW and i not in errors]
+    if random:
+        tokens[random] = _draw(work[random], best[random], [draws[i] for i in random])
+    return _outcomes(logits, tokens.tolist(), draws, errors)
+
+
+def check_finite(logits: Tensor) -> list[Outcome]:
+    """What a rank that does not draw still has to know: an error for each row of logits that is not finite."""
+    finite = logits.amax(dim=-1).isfinite().tolist()
+    return [Outcome() if fine else Outcome(error=NOT_FINITE) for fine in finite]
+
+
+def _with_rules(raw: Logits, draws: Sequence[Draw], eos_token_ids: frozenset[int], errors: dict[int, str]) -> Logits:
+    """`raw` itself where no request has rules, else a copy with them applied."""
+    ruled = [i for i, draw in enumerate(draws) if has_rules(draw)]
+    if not ruled:
+        return raw
+    work = raw.copy()
+    for row in ruled:
+        try:
+            apply_rules(work[row], draws[row], eos_token_ids)
+        except Exception as error:  # whatever a request's parameters bring about ends that request alone
+            errors[row] = f"sampling parameters could not be applied: {error}"
+    return work
+
+
+def _draw(logits: Logits, best: Logits, draws: Sequence[Draw]) -> npt.NDArray[np.int64]:
+    """[R] tokens, each with probability softmax(logits / temperature) over what the filters leave: the largest logit + noise.
+
+    Tokens that even the largest noise could not lift above the likeliest one's sum are left out; the result is the same.
+    """
+    temperatures = np.array([draw.sampling.temperature for draw in draws], np.float32)
+    scaled = (logits - best[:, None]) / temperatures[:, None]
+    keys = np.array([_key(draw) for draw in draws], np.uint64)
+    likeliest = scaled.argmax(axis=1)
+    least = np.maximum(thresholds(scaled, [draw.sampling for draw in draws]), gumbel(keys, likeliest) - GUMBEL_MAX)
+    rows, tokens = np.nonzero(scaled >= np.minimum(least, 0.0)[:, None])
+    sums = scaled[rows, tokens].astype(np.float64) + gumbel(keys[rows], tokens)
+    first = np.searchsorted(rows, np.arange(len(draws)))
+    winners = np.flatnonzero(sums == np.maximum.reduceat(sums, first)[rows])
+    winning_rows, at = np.unique(rows[winners], return_index=True)
+    assert winning_rows.size == len(draws)
+    chosen: npt.NDArray[np.int64] = tokens[winners[at]]
+    return chosen
+
+
+def _key(draw: Draw) -> int:
+    return stream_key(draw.sampling.seed, draw.choice, len(draw.prompt_ids) + len(draw.output_ids))
+
+
+def _outcomes(logits: Tensor, tokens: list[int], draws: Sequence[Draw], errors: dict[int, str]) -> list[Outcome]:
+    asked = [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None and i not in errors]
+    tops = [draws[i].sampling.logprobs or 0 for i in asked]
+    scored = dict(zip(asked, token_logprobs(logits[asked], [tokens[i] for i in asked], tops), strict=True)) if asked else {}
+    return [
+        Outcome(error=errors[row]) if row in errors else Outcome(token=token, logprobs=scored.get(row)) for row, token in enumerate(tokens)
+    ]

@@ -1,0 +1,46 @@
+"""A step as arrays: what the model computes, which rows draw, which positions are scored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain, islice
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.batch import PagedBatch
+from replica.step import Step
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """T tokens of R rows, packed in the order of Step.rows."""
+
+    token_ids: Int64  # [T]
+    positions: Int64  # [T]
+    batch: PagedBatch
+    drawing: tuple[int, ...]  # rows that draw
+    last_tokens: Int64  # [len(drawing)] places of their last tokens in the packed batch
+    first_tokens: Int64  # [R] places of every row's first token
+
+
+def build_inputs(step: Step, block_size: int) -> StepInputs:
+    """Only as many pages of a row are taken as its positions need. A step has at least one row, a row at least one token."""
+    rows = step.rows
+    counts = np.fromiter((len(row.tokens) for row in rows), np.int32, len(rows))
+    starts = np.fromiter((row.start for row in rows), np.int32, len(rows))
+    pages = -(-(starts + counts) // block_size)
+    total = int(counts.sum())
+    token_ids = np.fromiter(chain.from_iterable(row.tokens for row in rows), np.int64, total)
+    first = np.cumsum(counts, dtype=np.int64) - counts
+    needed = zip(rows, pages.tolist(), strict=True)
+    flat = np.fromiter(chain.from_iterable(islice(row.blocks, count) for row, count in needed), np.int32, int(pages.sum()))
+    tables = np.empty((len(rows), int(pages.max())), np.int32)
+    tables[:] = flat[np.cumsum(pages) - pages][:, None]
+    tables[np.arange(tables.shape[1]) < pages[:, None]] = flat
+    batch = PagedBatch(starts, counts, tables)
+    drawing = tuple(index for index, row in enumerate(rows) if row.draw is not None)
+    last = (first + counts - 1)[list(drawing)]
+    return StepInputs(token_ids, batch.positions.astype(np.int64), batch, drawing, last, first)
