@@ -15,7 +15,7 @@ IMPOSSIBLE = -9999.0  # instead of −inf, which JSON cannot carry
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprobs]:
-    """For each row of logits [R, V], float32, on the CPU: its token's log probability and its `tops` likeliest alternatives."""
+    """For each row of logits [R, V], float32, on the CPU: its token's log probability and its `tops` likeliest alternatives (at most V)."""
     if not tokens:
         return []
     normalizers = torch.logsumexp(logits, dim=-1).tolist()

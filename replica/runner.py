@@ -13,7 +13,7 @@ from replica.config import EngineConfig
 from replica.contract.messages import EngineLimits, SamplingParams
 from replica.held_model import OnStage, Stages, hold_model
 from replica.parallel.group import SingleRank, TensorParallel
-from replica.prompt_scores import PromptScorer
+from replica.prompt_scores import score_prompt
 from replica.sampler import check_finite, sample
 from replica.step import Draw, Outcome, Row, Step, StepResult
 from replica.step_inputs import StepInputs, build_inputs
@@ -36,7 +36,6 @@ class ModelRunner:
         stages = Stages(on_stage)
         self._held = held = hold_model(config, self._tp, stages)
         self._pool = held.pool
-        self._scorer = PromptScorer(held.model.logits)
         self.model = config.served_model_name or held.files.name
         self.revision = held.files.revision
         self.fingerprint = held.files.fingerprint
@@ -119,8 +118,8 @@ class ModelRunner:
         if row.score_from is None:
             return outcome
         first = int(inputs.first_tokens[index])
-        scores, problem = self._scorer.score(row, hidden[first : first + len(row.tokens)])
-        return Outcome(outcome.token, outcome.logprobs, scores, outcome.error or problem)
+        scores = score_prompt(row, hidden[first : first + len(row.tokens)], self._held.model.logits)
+        return Outcome(outcome.token, outcome.logprobs, scores, outcome.error)
 
     def _scrub(self, row: Row) -> None:
         """A masked position is multiplied by 0, and 0 · NaN is NaN: what a broken row left must not reach its pages' next owner."""
