@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,8 +85,11 @@ def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 
 def _empty_pool(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros: pages of a CPU pool become resident only when they are written."""
+    """Zeros. On a CPU they are anonymous memory of their own, so that a page becomes resident only when it is written."""
+    size_bytes = math.prod(shape) * dtype.itemsize
     try:
+        if device.type == "cpu":
+            return torch.frombuffer(mmap.mmap(-1, size_bytes), dtype=dtype).view(shape)
         return torch.zeros(shape, dtype=dtype, device=device)
-    except RuntimeError as error:  # torch's out-of-memory errors
-        raise ModelError(f"the KV pool of {shape[1]} blocks does not fit in memory: {str(error).splitlines()[0]}") from error
+    except (OSError, RuntimeError) as error:  # no address space, or torch's own out-of-memory error
+        raise ModelError(f"the KV pool of {size_bytes} bytes cannot be allocated: {str(error).splitlines()[0]}") from error

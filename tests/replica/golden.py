@@ -53,7 +53,7 @@ def mean_logprob_error(driver: Driver, items: list[dict[str, Any]]) -> float:
             row = Row(number, part, start, blocks, None, score_from=start + 1)
             scores += driver.runner.execute(Step(number, (row,))).outcomes[0].scores
         for score, top in zip(scores[len(prompt) - 1 :], item["fp32_top5"], strict=False):
-            expected = {token: logprob for token, logprob in top}
+            expected = dict(top)
             if score.token_id in expected:
                 differences.append(abs(score.logprob - expected[score.token_id]))
     return sum(differences) / len(differences)
