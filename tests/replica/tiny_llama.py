@@ -34,7 +34,7 @@ def write_tiny_llama(directory: Path, *, shards: int = 1, seed: int = 0, **chang
     config = {**SIZES, **changes}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    names = list(tensors := _tensors(config, seed))
+    names = list(tensors := random_tensors(config, seed))
     if shards == 1:
         save_file(tensors, directory / "model.safetensors")
         return directory
@@ -55,7 +55,7 @@ def reference_logits(directory: Path, token_ids: Sequence[int]) -> torch.Tensor:
     return logits
 
 
-def _tensors(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
+def random_tensors(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     hidden, width, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
