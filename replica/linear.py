@@ -61,6 +61,10 @@ class VocabularyHead:
         self._linear = Linear(weight)
         self._tp = tp
 
+    @property
+    def is_packed(self) -> bool:
+        return self._linear.is_packed
+
     def __call__(self, hidden: Tensor) -> Tensor:
         logits = self._precise(hidden)
         return logits if self._tp.size == 1 else self._tp.all_gather_last_dim(logits)

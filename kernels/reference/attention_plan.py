@@ -63,7 +63,7 @@ def plan_attention(batch: PagedBatch, layout: CacheLayout, dtype: torch.dtype, d
 
 
 def split_by_pages(rows: np.ndarray, pages: Int32) -> list[np.ndarray]:
-    """Rows, in groups whose padding to the group's longest is at most its own pages plus PADDING_PAGES_MAX.
+    """Rows, in groups whose padding to the group's longest is at most a quarter of its own pages plus PADDING_PAGES_MAX.
 
     Groups depend on lengths alone; inside a group rows keep their order.
     """
@@ -74,7 +74,8 @@ def split_by_pages(rows: np.ndarray, pages: Int32) -> list[np.ndarray]:
     used = 0
     for row in longest_first:
         need = int(pages[row])
-        if groups and int(pages[groups[-1][0]]) * (len(groups[-1]) + 1) - (used + need) <= used + need + PADDING_PAGES_MAX:
+        padding = int(pages[groups[-1][0]]) * (len(groups[-1]) + 1) - used - need if groups else 0
+        if groups and padding <= (used + need) // 4 + PADDING_PAGES_MAX:
             groups[-1].append(int(row))
             used += need
         else:
