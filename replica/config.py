@@ -34,3 +34,7 @@ class EngineConfig(BaseModel):
     max_waiting: int = Field(1024, ge=1, description="Waiting requests before the replica bounces new ones.")
     tensor_parallel_size: int = Field(1, ge=1, description="Ranks per replica.")
     num_threads: int | None = Field(None, ge=1, description="Compute threads; unset: cores ÷ replicas on this machine.")
+    runner: Literal["model", "mock"] = Field(
+        "model", description="mock: made-up tokens after a modelled time, to measure all but the model."
+    )
+    mock_step_ms: float = Field(20.0, ge=0, description="Duration of a step of the mock runner.")

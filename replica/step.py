@@ -36,7 +36,7 @@ class Row:
     start: int
     blocks: Sequence[int]
     draw: Draw | None = None  # None: a partial prefill, nothing is drawn
-    score_from: int | None = None  # prompt logprobs wanted: score positions score_from … of this row's tokens
+    score_from: int | None = None  # prompt logprobs wanted from this position on; 0 or > start: the logits before it are in this row
     score_top: int = 0  # how many alternatives with each scored position
 
 
@@ -60,7 +60,7 @@ class Outcome:
     """What a row brought, in the order of Step.rows.
 
     `token` is None when the row draws nothing. `error` fails this request alone. `scores[i]` is the log probability of
-    the row's token i given all before it (None for the very first token of a prompt).
+    the token at position score_from + i given all before it, up to the row's end (None for the first of a prompt).
     """
 
     token: int | None = None

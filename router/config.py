@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -10,6 +12,9 @@ class RouterConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    policy: Literal["least_ttft", "least_requests", "round_robin"] = Field(
+        "least_ttft", description="Choice of the replica; all but the first are baselines for comparison."
+    )
     queue_time_slo_s: float = Field(10.0, gt=0, description="Arrival until the first step that schedules the request; beyond it, shed.")
     admission_quantile: float = Field(0.98, gt=0, lt=1, description="Quantile of the prediction that must keep the SLO.")
     queue_depth_max: int = Field(1024, ge=1, description="Requests waiting at the router.")

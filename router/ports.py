@@ -31,6 +31,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     cached_tokens: int | None = None
+    queue_time_s: float | None = None  # first Delta only: arrival here until the first step that scheduled the choice
     finish: FinishReason | None = None
     stop_id: int | None = None
     error: str = ""
@@ -75,6 +76,10 @@ class PoolStatus:
     revision: str
     block_size: int
     reason: str = ""  # why not ready, in one line
+    running: int = 0  # requests in a step or between two, all replicas
+    waiting: int = 0  # requests queued at replicas
+    queued: int = 0  # requests queued at this router
+    kv_usage: float = 0.0  # part of the fleet's KV blocks that is referenced, 0–1
 
 
 class Backend(Protocol):

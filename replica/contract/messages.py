@@ -143,6 +143,7 @@ class EngineLimits(Wire, frozen=True):
     block_size: int
     max_waiting: int  # requests; beyond it the replica bounces
     vocab_size: int
+    step_slo_s: float | None = None  # the inter-token SLO that bounds a chunk, in seconds
 
 
 class LoadReport(Wire, frozen=True):

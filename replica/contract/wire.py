@@ -41,6 +41,35 @@ async def read_body(reader: asyncio.StreamReader, max_bytes: int = MAX_FRAME_BYT
     return await reader.readexactly(length)
 
 
+class FrameSplitter:
+    """Cuts the bytes of one connection into frame bodies. `max_bytes` may be raised when the peer has proven itself."""
+
+    __slots__ = ("_buffer", "max_bytes")
+
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that `data` completes. Raises WireError as soon as a frame announces more than `max_bytes`."""
+        self._buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        available = len(self._buffer)
+        while available - start >= _LENGTH_BYTES:
+            length = int.from_bytes(self._buffer[start : start + _LENGTH_BYTES], "little")
+            if length > self.max_bytes:
+                raise WireError(f"frame of {length} bytes exceeds {self.max_bytes}")
+            end = start + _LENGTH_BYTES + length
+            if end > available:
+                break
+            bodies.append(bytes(self._buffer[start + _LENGTH_BYTES : end]))
+            start = end
+        if start:
+            del self._buffer[:start]
+        return bodies
+
+
 def decode_to_replica(body: bytes) -> ToReplica:
     try:
         return _to_replica.decode(body)

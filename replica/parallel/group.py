@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from replica.step import RunnerLost
 
@@ -77,36 +78,56 @@ class RankGroup:
     a peer that hangs is seen by the next collective's deadline.
     """
 
-    def __init__(self, store: Store, *, rank: int, size: int, backend: Backend = "gloo", deadline_s: float = 30.0) -> None:
-        """Blocks until every rank has joined. Raises GroupBroken when they have not within `deadline_s`."""
+    def __init__(
+        self, store: Store, *, rank: int, size: int, backend: Backend = "gloo", deadline_s: float = 30.0, join_timeout_s: float = 120.0
+    ) -> None:
+        """Blocks until every rank has joined. Raises GroupBroken when they have not within `join_timeout_s`.
+
+        With nccl the caller has chosen its device before (torch.cuda.set_device).
+        """
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is not in 0 … {size - 1}")
         self.rank = rank
         self.size = size
         self.deadline_s = deadline_s
         self.broken = ""  # why, once it is
-        deadline = timedelta(seconds=deadline_s)
+        self._have_met = False
+        joining = timedelta(seconds=join_timeout_s)
         try:
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=deadline)
-            self._steps = dist.new_group(backend="gloo", timeout=IDLE_DEADLINE)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=joining)
+            self._steps = dist.new_group(backend="gloo", timeout=joining)
             self._run(dist.barrier)
+            _set_pg_timeout(timedelta(seconds=deadline_s))
+            _set_pg_timeout(IDLE_DEADLINE, self._steps)  # only now: joining has a deadline, waiting for a Step has none
         except (dist.DistError, RuntimeError) as error:
             self.close()
-            raise GroupBroken(f"rank {rank} of {size} could not join within {deadline_s:g} s: {error}") from error
+            raise GroupBroken(f"rank {rank} of {size} could not join within {join_timeout_s:g} s: {error}") from error
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._meet_once()
         self._run(lambda: dist.all_reduce(tensor))
         return tensor
 
     def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
         flat = tensor.contiguous()
         gathered = [torch.empty_like(flat) for _ in range(self.size)]
+        self._meet_once()
         self._run(lambda: dist.all_gather(gathered, flat))
         return torch.cat(gathered, dim=-1)
 
     def broadcast_from_first(self, buffer: torch.Tensor) -> None:
         """Rank 0's CPU `buffer` into everyone's, on the Step channel: waits as long as rank 0 is connected."""
         self._run(lambda: dist.broadcast(buffer, src=0, group=self._steps))
+
+    def meet(self) -> None:
+        """Wait for every rank, without a deadline: ranks read their shards at their own speed. One that leaves ends the wait."""
+        self._run(lambda: dist.barrier(group=self._steps))
+
+    def _meet_once(self) -> None:
+        """Before the first collective: its deadline is for computing, and the ranks may come from loading."""
+        if not self._have_met:
+            self._have_met = True
+            self.meet()
 
     def close(self) -> None:
         """Leave. Peers that still compute see a closed connection. Idempotent."""

@@ -42,3 +42,19 @@ def test_transformers_llama_imports_beside_us() -> None:
     code = "import kernels, router, cluster, replica; from transformers import LlamaForCausalLM; print(LlamaForCausalLM.__name__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.strip() == "LlamaForCausalLM", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("router.app", ("torch", "ray", "transformers")),
+        ("router.server", ("torch", "ray", "transformers")),
+        ("replica.engine", ("torch", "ray", "transformers")),
+        ("cluster.cli", ("torch", "ray", "transformers")),
+    ],
+)
+def test_heavy_modules_stay_out(module: str, forbidden: tuple[str, ...]) -> None:
+    """A router process never pays for torch; deciders never see ray; the command line is quick."""
+    code = f"import sys, {module}; print([name for name in {forbidden!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

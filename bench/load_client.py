@@ -1,0 +1,158 @@
+"""Streaming load client for any OpenAI-compatible server: thousands of streams from one core.
+
+`LoadClient.send` is one request; `closed_loop` and `open_loop` make load of it. Both record when a request was *due*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from bench.answer import AnswerReader, Expectation
+from bench.connection import ConnectionPool, Target
+from bench.record import Outcome, RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to be sent: everything but when."""
+
+    path: str
+    body: bytes
+    expect: Expectation = field(default_factory=Expectation)
+    cancel_after_s: float | None = None  # hang up this long after the request was due
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class LoadClient:
+    """Sends calls to one server. `tokens_received` grows while streams run, for who measures a window of time."""
+
+    def __init__(self, target: Target, *, timeout_s: float = 600.0, reuse_connections: bool = True) -> None:
+        self.target = target
+        self._pool = ConnectionPool(target)
+        self._timeout_s = timeout_s
+        self._reuse = reuse_connections
+        self._live: dict[int, RequestRecord] = {}
+        self._finished_tokens = 0
+        self._serial = 0
+
+    @property
+    def tokens_received(self) -> int:
+        """Tokens seen so far, of finished and of running streams."""
+        return self._finished_tokens + sum(record.tokens_seen for record in self._live.values())
+
+    async def open_ahead(self, connections: int) -> None:
+        await self._pool.open_ahead(connections)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    async def send(self, call: Call, scheduled_s: float | None = None) -> RequestRecord:
+        """The record of one request. Never raises for what a server does, never outlives the time limit."""
+        record = RequestRecord(time.perf_counter() if scheduled_s is None else scheduled_s)
+        self._serial += 1
+        serial = self._serial
+        self._live[serial] = record
+        try:
+            await self._send(call, record)
+        finally:
+            del self._live[serial]
+            self._finished_tokens += record.tokens_seen
+        return record
+
+    async def _send(self, call: Call, record: RequestRecord) -> None:
+        request = self._request_bytes(call)
+        fresh = not self._reuse
+        for _ in range(2):
+            try:
+                connection = await self._pool.take(fresh=fresh)
+            except (OSError, TimeoutError) as error:
+                record.problems.append(f"cannot connect: {type(error).__name__}")
+                record.end_s = time.perf_counter()
+                return
+            over = asyncio.Event()
+            reader = AnswerReader(record, call.expect, over.set)
+            record.sent_s = time.perf_counter()
+            connection.start(request, reader)
+            try:
+                async with asyncio.timeout(self._patience_s(call, record)):
+                    await over.wait()
+            except TimeoutError:
+                connection.abort()
+                reader.finish(Outcome.TIMEOUT if call.cancel_after_s is None else Outcome.CANCELLED, time.perf_counter())
+                return
+            self._pool.give_back(connection)
+            if record.status is None and connection.uses > 1:
+                # The server had closed an idle connection before it saw this request: that is no answer. Once, on a new one.
+                fresh = True
+                record.problems.clear()
+                continue
+            return
+
+    def _patience_s(self, call: Call, record: RequestRecord) -> float:
+        if call.cancel_after_s is None:
+            return self._timeout_s
+        return max(0.0, record.scheduled_s + call.cancel_after_s - time.perf_counter())
+
+    def _request_bytes(self, call: Call) -> bytes:
+        target = self.target
+        lines = [
+            f"POST {target.prefix}{call.path} HTTP/1.1",
+            f"Host: {target.host}:{target.port}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(call.body)}",
+            "Connection: keep-alive" if self._reuse else "Connection: close",
+        ]
+        if target.api_key:
+            lines.append(f"Authorization: Bearer {target.api_key}")
+        lines.extend(f"{name}: {value}" for name, value in call.headers)
+        return ("\r\n".join(lines) + "\r\n\r\n").encode() + call.body
+
+
+async def closed_loop(client: LoadClient, calls: Iterable[Call], *, streams: int) -> list[RequestRecord]:
+    """`streams` clients, each sending its next call when its last one ended, until the calls are used up."""
+    remaining = iter(calls)
+    records: list[RequestRecord] = []
+
+    async def one_stream() -> None:
+        for call in remaining:  # shared: whoever is free takes the next
+            records.append(await client.send(call))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(streams):
+            group.create_task(one_stream())
+    return records
+
+
+async def open_loop(
+    client: LoadClient, calls: Sequence[Call], arrivals_s: Sequence[float], *, in_flight_max: int = 10_000
+) -> list[RequestRecord]:
+    """Call i is due at arrivals_s[i] (seconds from now, ascending), whatever the server does.
+
+    Beyond `in_flight_max` a due request waits in the client, and its latency says so.
+    """
+    assert len(calls) == len(arrivals_s)
+    start_s = time.perf_counter()
+    slots = asyncio.Semaphore(in_flight_max)
+
+    async def one(call: Call, due_s: float) -> RequestRecord:
+        async with slots:
+            return await client.send(call, due_s)
+
+    tasks: list[asyncio.Task[RequestRecord]] = []
+    async with asyncio.TaskGroup() as group:
+        for call, arrival_s in zip(calls, arrivals_s, strict=True):
+            wait_s = start_s + arrival_s - time.perf_counter()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            tasks.append(group.create_task(one(call, start_s + arrival_s)))
+    return [task.result() for task in tasks]
+
+
+def json_call(path: str, body: object, expect: Expectation | None = None, *, cancel_after_s: float | None = None) -> Call:
+    """A call with a body given as plain data."""
+    return Call(path, msgspec.json.encode(body), expect or Expectation(), cancel_after_s)

@@ -1,0 +1,160 @@
+"""The one shape of every result file: what ran, on what machine, from which commit, and the figures."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from bench.summary import Summary
+
+SCHEMA_VERSION = 1
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+PACKAGES = ("torch", "ray", "uvloop", "httptools", "msgspec")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure, the bound it should keep, and whether it does (None: no bound)."""
+
+    name: str
+    value: float | None
+    unit: str
+    bound: str = ""  # e.g. "<= 200"
+    holds: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkResult:
+    name: str
+    description: str
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A whole run. `details` is free-form evidence that a reader may want and no tool compares."""
+
+    name: str
+    configuration: dict[str, str]
+    works: tuple[WorkResult, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    details: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """No metric breaks its bound."""
+        return all(metric.holds is not False for metric in self.metrics)
+
+
+def at_most(name: str, value: float | None, bound: float, unit: str) -> Metric:
+    """A metric that must not exceed `bound`; not measured counts as broken."""
+    return Metric(name, _rounded(value), unit, f"<= {bound:g}", value is not None and value <= bound)
+
+
+def at_least(name: str, value: float | None, bound: float, unit: str) -> Metric:
+    return Metric(name, _rounded(value), unit, f">= {bound:g}", value is not None and value >= bound)
+
+
+def plain(name: str, value: float | None, unit: str) -> Metric:
+    return Metric(name, _rounded(value), unit)
+
+
+def write(result: Result, folder: Path = RESULTS) -> Path:
+    """Write the result as JSON; the path. One file per name and second."""
+    now = datetime.datetime.now(datetime.UTC)
+    document = {
+        "schema": SCHEMA_VERSION,
+        "date": now.isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "command": command_line(sys.argv),
+        "machine": machine(),
+        **asdict(result),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result.name}-{now:%Y%m%d-%H%M%S}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")  # strict: infinities become null
+    return path
+
+
+def show(result: Result, folder: Path = RESULTS) -> None:
+    """Print the metrics as a table, and write the file."""
+    table = Table(title=result.name)
+    for heading in ("metric", "value", "unit", "bound", ""):
+        table.add_column(heading, justify="right" if heading == "value" else "left")
+    for metric in result.metrics:
+        mark = {None: "", True: "[green]holds", False: "[red]BROKEN"}[metric.holds]
+        table.add_row(metric.name, "–" if metric.value is None else f"{metric.value:g}", metric.unit, metric.bound, mark)
+    console = Console()
+    console.print(table)
+    path = write(result, folder)
+    console.print(f"written to {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}")
+
+
+def command_line(argv: list[str]) -> str:
+    """The command as it may be published: paths below the project relative, others by their last part, hosts left out."""
+    module = Path(argv[0]).resolve()
+    if module.is_relative_to(ROOT) and module.suffix == ".py":
+        start = "python -m " + ".".join(module.relative_to(ROOT).with_suffix("").parts)
+    else:
+        start = module.name
+    return " ".join([start, *(shlex.quote(_public(argument)) for argument in argv[1:])])
+
+
+def _public(argument: str) -> str:
+    argument = re.sub(r"(https?://)(?!127\.0\.0\.1|localhost)[^/:\s]+", r"\1HOST", argument)
+    if argument.startswith("/"):
+        path = Path(argument)
+        return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+    return argument
+
+
+def machine() -> dict[str, str | int | float]:
+    """The machine, without anything that names it."""
+    description: dict[str, str | int | float] = {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+    for package in PACKAGES:
+        try:
+            description[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            description[package] = "absent"
+    return description
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str:
+    """Short commit, with a mark when the tree differs from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,147 @@
+"""A served stack started for a measurement or a test, and ended without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import processes
+from bench.processes import Process
+from bench.result import ROOT
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+SERVE = (sys.executable, "-m", "cluster.cli", "serve")
+
+
+class StackError(Exception):
+    """The stack did not start or died; the message ends with the last lines it printed."""
+
+
+@dataclass(slots=True)
+class Stack:
+    """A running `rantang serve`. `seen` remembers every process ever met, so that an orphan is still known at the end."""
+
+    url: str
+    child: subprocess.Popen[bytes]
+    mark: str
+    log: Path
+    start_s: float  # from spawning to /ready
+    seen: dict[Process, None] = field(default_factory=dict)
+
+    def processes(self) -> list[Process]:
+        family = processes.family(self.child.pid, self.mark)
+        self.seen.update(dict.fromkeys(family))
+        return family
+
+    def of_role(self, role: str) -> list[Process]:
+        return [process for process in self.processes() if process.role == role]
+
+    def leftovers(self) -> list[Process]:
+        """Processes of this stack that run although it was stopped."""
+        return processes.alive(dict.fromkeys([*self.seen, *processes.family(self.child.pid, self.mark)]))
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> list[Process]:
+        """SIGTERM, wait, and kill what is left, by number. What was left is the answer: it should be nothing."""
+        self.processes()
+        if self.child.poll() is None:
+            self.child.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(timeout_s)
+        deadline_s = time.monotonic() + 5.0
+        while (left := self.leftovers()) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.child.wait(5.0)
+        return left
+
+    def log_tail(self, lines: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before it becomes the server: SIGTERM when the measuring process dies, however it dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def start(arguments: Sequence[str] = (), *, timeout_s: float = START_TIMEOUT_S, command: Sequence[str] = SERVE) -> Stack:
+    """Start `rantang serve` with these arguments on a free port; returns when /ready answers 200. Raises StackError."""
+    port = free_port()
+    mark = secrets.token_hex(8)
+    descriptor, name = tempfile.mkstemp(prefix="rantang-bench-", suffix=".log")
+    environment = {**os.environ, processes.MARK: mark, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    whole = [*command, "--port", str(port), *arguments]
+    started_s = time.monotonic()
+    with os.fdopen(descriptor, "wb") as log:
+        child = subprocess.Popen(whole, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment, start_new_session=True)
+    stack = Stack(f"http://127.0.0.1:{port}", child, mark, Path(name), 0.0)
+    while not is_ready(stack.url):
+        if child.poll() is not None or time.monotonic() - started_s > timeout_s:
+            why = f"exit code {child.poll()}" if child.poll() is not None else f"not ready after {timeout_s:g} s"
+            tail = stack.log_tail()
+            stack.stop(10.0)
+            stack.log.unlink(missing_ok=True)
+            raise StackError(f"rantang serve {' '.join(arguments)}: {why}\n{tail}")
+        time.sleep(0.2)
+    stack.start_s = time.monotonic() - started_s
+    stack.processes()
+    return stack
+
+
+@contextlib.contextmanager
+def served(arguments: Sequence[str] = (), *, url: str | None = None) -> Iterator[str]:
+    """The URL of a server: the given one, or a stack of our own for the time of the block."""
+    if url is not None:
+        yield url
+        return
+    stack = start(arguments)
+    try:
+        yield stack.url
+    finally:
+        stack.stop()
+        stack.log.unlink(missing_ok=True)
+
+
+def is_ready(url: str) -> bool:
+    return get_status(f"{url}/ready") == 200
+
+
+def get_status(url: str, timeout_s: float = 5.0) -> int | None:
+    """Status of a GET; None when nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return int(error.code)
+    except OSError:
+        return None
+
+
+def get_text(url: str, timeout_s: float = 10.0) -> str:
+    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+        return str(answer.read().decode())

@@ -1,0 +1,57 @@
+"""How much prefill one step may take: tokens, and seconds by the step-time model."""
+
+from __future__ import annotations
+
+import math
+
+from replica.contract.messages import StepTimeCoefficients
+
+
+class ChunkBudget:
+    """Filled while a step is planned.
+
+    `seconds` is what the inter-token SLO leaves after the decodes; None where no decode runs, then tokens alone bound the
+    step. The first chunk of a step may always take one block: prefill moves even when decodes alone break the SLO.
+    """
+
+    def __init__(self, *, tokens: int, seconds: float | None, coefficients: StepTimeCoefficients, block_size: int) -> None:
+        self.tokens = tokens
+        self._seconds = seconds
+        self._coefficients = coefficients
+        self._block_size = block_size
+        self._untouched = True
+
+    def fit(self, start: int, wanted: int, at_most: int | None = None, overlap: int = 0) -> int:
+        """Tokens of a chunk from position `start` that may still join: 0 … wanted, and no more than `at_most`.
+
+        A chunk cut short ends with a block, if it gets past the `overlap` tokens that it computes a second time.
+        """
+        count = min(wanted, self.tokens) if at_most is None else min(wanted, self.tokens, at_most)
+        if self._seconds is not None:
+            count = min(count, max(self._affordable(start), self._block_size if self._untouched else 0))
+        if count < wanted:
+            whole = (start + count) // self._block_size * self._block_size - start
+            if whole > overlap:
+                count = whole
+            elif not self._untouched:
+                return 0  # less than a block, and the step has prefill already: wait for a whole one
+        return max(count, 0)
+
+    def spend(self, start: int, count: int) -> None:
+        self.tokens -= count
+        self._untouched = False
+        if self._seconds is not None:
+            k = self._coefficients
+            self._seconds -= k.b * count + k.d * (start + count) + k.e * count * (start + count)
+
+    def _affordable(self, start: int) -> int:
+        """Largest n with b·n + d·(start+n) + e·n·(start+n) ≤ seconds left."""
+        assert self._seconds is not None
+        k = self._coefficients
+        linear = k.b + k.d + k.e * start
+        left = self._seconds - k.d * start
+        if left <= 0:
+            return 0
+        if k.e > 0:
+            return int((math.sqrt(linear * linear + 4 * k.e * left) - linear) / (2 * k.e))
+        return int(left / linear) if linear > 0 else self.tokens

@@ -1,0 +1,200 @@
+"""One engine: requests in, tokens out, a step at a time. Synchronous, used from one thread.
+
+    while engine.has_work:            or, to let cancels in while a step runs:
+        output = engine.step()            step = engine.plan()
+                                          result = runner.execute(step)
+                                          output = engine.settle(step, result)
+
+Nothing that a request brings can end the engine: what is wrong with it is refused at `submit`; a row's error ends that
+request; a step that raises is taken apart, its requests run alone, and who fails alone ends with an error. Only
+RunnerLost, which says that no step will work again, is passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from replica.config import EngineConfig
+from replica.contract.messages import Bounce, BounceReason, EngineLimits, FinishReason, GenerateRequest, KvEvent, LoadReport, TokenDelta
+from replica.departures import Departures
+from replica.intake import Intake
+from replica.kv_manager import KvManager
+from replica.ledger import Ledger
+from replica.load import load_report
+from replica.outbox import Outbox
+from replica.plan import Plan
+from replica.request import State
+from replica.roster import Roster
+from replica.scheduler import Scheduler
+from replica.scheduling_policy import SchedulingPolicy
+from replica.settling import failure_of, settle
+from replica.step import Runner, RunnerLost, Step, StepResult
+from replica.step_time_fit import StepTimeFit
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """What one step brought, or what there was to tell without one (then `rows` is 0)."""
+
+    deltas: tuple[tuple[int, TokenDelta], ...]  # (owner, delta)
+    events: tuple[KvEvent, ...]
+    rows: int = 0
+    tokens: int = 0  # computed in this step
+    duration_s: float = 0.0
+    error: str = ""  # the step raised this; its requests are being run alone
+
+
+class Engine:
+    """`clock` is monotonic, in seconds. `kv_block_bytes` only feeds load reports."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        model_name: str,
+        revision: str,
+        clock: Callable[[], float],
+        kv_block_bytes: int = 0,
+    ) -> None:
+        self._runner = runner
+        self._limits = msgspec.structs.replace(runner.limits, step_slo_s=config.inter_token_slo_ms / 1000)
+        self._clock = clock
+        self._kv_block_bytes = kv_block_bytes
+        policy = SchedulingPolicy.of(config)
+        kv = KvManager(num_blocks=self._limits.num_blocks, block_size=self._limits.block_size, caching=config.enable_prefix_caching)
+        self.roster = Roster(kv, policy, min(self._limits.max_num_seqs, self._limits.max_num_batched_tokens))
+        self._scheduler = Scheduler(self.roster, policy, self._limits.max_num_batched_tokens)
+        self.ledger = Ledger()
+        self.step_time = StepTimeFit()
+        self._outbox = Outbox()
+        self._intake = Intake(self._limits, policy, model_name, revision, runner.eos_token_ids)
+        self._departures = Departures(self.roster, self.ledger, self._outbox)
+        self._current: tuple[Plan, float] | None = None  # the step that runs, and when it began
+        self._progress = 0
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._limits
+
+    @property
+    def has_work(self) -> bool:
+        """A request has not ended, or something is still to be told."""
+        return len(self.ledger) > 0 or len(self._outbox) > 0
+
+    # --- requests in ------------------------------------------------------------------------------------------------
+
+    def submit(self, owner: int, request: GenerateRequest) -> Bounce | None:
+        """Accept `request` (None), or say why not; a bounced request leaves no trace."""
+        waiting = len(self.roster.waiting)
+        if self.ledger.find(owner, request.attempt) is not None:
+            return Bounce(request.attempt, BounceReason.BAD_REQUEST, f"attempt {request.attempt} is already here")
+        taken = self._intake.take(owner, request, number=self.ledger.accepted, waiting=waiting, now_s=self._clock())
+        if isinstance(taken, Bounce):
+            return taken
+        self.ledger.open(taken)
+        self.roster.add(taken)
+        self._departures.watch(taken)
+        return None
+
+    def cancel(self, owner: int, attempt: int) -> None:
+        """End an attempt, in whatever state it is; an unknown one is none of our business. Takes effect after the running step."""
+        request = self.ledger.find(owner, attempt)
+        if request is not None:
+            self._departures.cancel(request, defer=self._current is not None)
+
+    def cancel_owner(self, owner: int) -> None:
+        """A connection is gone: end all that came by it."""
+        for request in self.ledger.of_owner(owner):
+            self._departures.cancel(request, defer=self._current is not None)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def step(self) -> EngineOutput | None:
+        """Plan, execute, settle. None when nothing ran and there is nothing to tell."""
+        step = self.plan()
+        if step is None:
+            return self.flush()
+        try:
+            result = self._runner.execute(step)
+        except RunnerLost:
+            raise
+        except Exception as error:  # whatever the model code raises must not end the engine
+            return self.settle(step, error)
+        return self.settle(step, result)
+
+    def plan(self) -> Step | None:
+        """Decide the next step. None when nothing can run; then `flush` tells what ended meanwhile."""
+        assert self._current is None, "the step before is not settled"
+        now = self._clock()
+        self._departures.expire(now)
+        plan = self._scheduler.plan(self.step_time.coefficients)
+        if plan is None:
+            return None
+        for request in plan.requests:
+            if request.history.first_scheduled_s is None:
+                request.history.first_scheduled_s = now
+                request.history.cached_tokens = min(request.computed, request.terms.prompt_length)
+        self._current = (plan, self._clock())
+        return plan.step
+
+    def settle(self, step: Step, result: StepResult | Exception) -> EngineOutput:
+        """Take in what the planned step brought, or that it raised."""
+        assert self._current is not None and self._current[0].step is step, "this step was not planned last"
+        plan, began_s = self._current
+        self._current = None
+        duration_s = self._clock() - began_s
+        self._progress += 1
+        self._departures.drain_cancels()
+        error = failure_of(plan, result)
+        if isinstance(result, StepResult) and not error:
+            settle(plan, result, self.roster.kv, self._departures, vocab_size=self._limits.vocab_size)
+            self.step_time.observe(plan.shape, duration_s)
+        else:
+            self._take_apart(plan, error)
+        self.roster.kv.end_step()
+        tokens = sum(len(row.tokens) for row in step.rows)
+        return self._output(rows=len(step.rows), tokens=tokens, duration_s=duration_s, error=error)
+
+    def flush(self) -> EngineOutput | None:
+        """What there is to tell without a step: aborts, time-outs, evictions. None if nothing."""
+        output = self._output()
+        return output if output.deltas or output.events else None
+
+    # --- reports ----------------------------------------------------------------------------------------------------
+
+    def load(self, draining: bool = False) -> LoadReport:
+        """Legal at any time, during a step too."""
+        return load_report(
+            self.roster,
+            progress=self._progress,
+            coefficients=self.step_time.coefficients,
+            current=None if self._current is None else self._current[0],
+            draining=draining,
+            block_bytes=self._kv_block_bytes,
+        )
+
+    def snapshot(self) -> tuple[tuple[bytes, bytes], ...]:
+        """All findable blocks as (key, parent), parents first; agrees with the events handed out when no step runs."""
+        return self.roster.kv.pool.snapshot()
+
+    def check(self) -> None:
+        """Every invariant, from scratch. Between steps only."""
+        self.ledger.check()
+        self.roster.check(self.ledger.requests())
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _take_apart(self, plan: Plan, error: str) -> None:
+        """The step failed: who was alone in it ends; of several, each is run alone to see whose fault it is."""
+        if len(plan.requests) == 1:
+            if plan.requests[0].state is not State.FINISHED:  # else it was cancelled while it failed
+                self._departures.end(plan.requests[0], FinishReason.ERROR, error=error)
+        else:
+            self.roster.distrust(plan)
+
+    def _output(self, *, rows: int = 0, tokens: int = 0, duration_s: float = 0.0, error: str = "") -> EngineOutput:
+        events = self.roster.kv.pool.events.take()
+        return EngineOutput(self._outbox.take(), events, rows=rows, tokens=tokens, duration_s=duration_s, error=error)

@@ -1,0 +1,68 @@
+"""How much KV the running requests will still want: what bounds over-commit, learned from what finished before."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+
+from replica.request import Request
+
+_FIRST_MEAN_TOKENS = 256.0
+_SLOWEST_RATE = 0.05
+_OUTLIVED_DIVISOR = 4  # whoever has outlived the estimate is expected to go on for a quarter of what it has
+
+
+class GrowthEstimate:
+    """Running mean of the outputs' lengths; a request that cannot stop early is known exactly."""
+
+    def __init__(self) -> None:
+        self._mean_tokens = _FIRST_MEAN_TOKENS
+        self._seen = 0
+
+    def learn(self, output_tokens: int) -> None:
+        """A request has ended by itself after `output_tokens`."""
+        self._seen += 1
+        rate = max(1.0 / self._seen, _SLOWEST_RATE)
+        self._mean_tokens += rate * (output_tokens - self._mean_tokens)
+
+    def tokens_to_come(self, request: Request) -> int:
+        at_most = request.tokens_max - len(request.tokens)
+        sampling = request.draw.sampling
+        if sampling.ignore_eos and not sampling.stop_token_ids:
+            return at_most
+        generated = len(request.output_ids)
+        expected = max(int(self._mean_tokens) - generated, generated // _OUTLIVED_DIVISOR, 1)
+        return min(expected, at_most)
+
+
+class Forecast:
+    """Blocks in use from now on if nothing else starts, and whether one more request would fit on top.
+
+    Requests are laid out by the tokens they still have to come. Just before one of them ends, all that end later have
+    grown as much as it has, and all that ended before have given back what they held: the peaks are at the ends.
+    """
+
+    def __init__(self, *, capacity: int, in_use: int, block_size: int, running: Iterable[Request], growth: GrowthEstimate) -> None:
+        self._capacity = capacity
+        self._in_use = in_use
+        self._block_size = block_size
+        self._growth = growth
+        self._ends = sorted((growth.tokens_to_come(r), r.history.own_blocks) for r in running)
+
+    def fits(self, request: Request, needed: int) -> bool:
+        """Would `request`, that takes `needed` blocks now, still leave room for everybody's growth?"""
+        ends = list(self._ends)
+        insort(ends, (self._growth.tokens_to_come(request), needed))
+        held = self._in_use + needed
+        alive = len(ends)
+        for to_come, own in ends:
+            if held + alive * -(-to_come // self._block_size) > self._capacity:
+                return False
+            held -= own
+            alive -= 1
+        return True
+
+    def add(self, request: Request, needed: int) -> None:
+        """`request` has been started."""
+        insort(self._ends, (self._growth.tokens_to_come(request), needed))
+        self._in_use += needed

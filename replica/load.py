@@ -1,0 +1,40 @@
+"""The engine's load, computed from the containers themselves each time it is asked for."""
+
+from __future__ import annotations
+
+from replica.contract.messages import LoadReport, StepTimeCoefficients
+from replica.plan import Plan, Shape
+from replica.roster import Roster
+
+
+def load_report(
+    roster: Roster, *, progress: int, coefficients: StepTimeCoefficients, current: Plan | None, draining: bool, block_bytes: int
+) -> LoadReport:
+    """State now. `current` is the step that runs, if one does; else the predicted step is one token for everyone who runs."""
+    pool = roster.kv.pool
+    size = roster.kv.block_size
+    context = 0
+    queued = 0
+    for request in roster.running:
+        computed = request.computed
+        context += computed
+        lacking = len(request.tokens) - computed
+        if lacking > 1:
+            queued += lacking
+    for request in roster.waiting:
+        queued += max(1, len(request.tokens) - request.history.known_hits * size)
+    shape = current.shape if current is not None else Shape(0, len(roster.running), context + len(roster.running), 0)
+    return LoadReport(
+        progress=progress,
+        running=len(roster.running),
+        waiting=len(roster.waiting),
+        queued_prefill_tokens=queued,
+        context_tokens=context,
+        free_blocks=pool.available - pool.cached,
+        evictable_blocks=pool.cached,
+        step_time=coefficients,
+        predicted_step_s=shape.predict_s(coefficients),
+        draining=draining,
+        preemptions=roster.preemptions,
+        kv_bytes_used=pool.referenced * block_bytes,
+    )

@@ -1,0 +1,124 @@
+"""One decision-maker per replica: rank 0 plans, and tells the other ranks each Step before it computes its own part."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from replica.contract.messages import EngineLimits
+from replica.parallel.group import GroupBroken, RankGroup, TensorParallel
+from replica.parallel.step_codec import CodecError, StepDecoder, StepEncoder, encode_stop
+from replica.step import Runner, RunnerLost, Step, StepResult
+
+_FIRST_BYTES = 16 * 1024  # every Step's first message: length, then as much of it as fits; the rest, if any, in a second one
+_LENGTH_BYTES = 4
+STEP_BYTES_MAX = 256 * 1024 * 1024
+
+
+class Worker(Protocol):
+    """The model's part on a rank that does not sample: a Runner whose results nobody reads."""
+
+    def execute(self, step: Step) -> object:
+        """All of the step's collectives, in the same order as rank 0's; the step's Draws are placeholders."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LeadingRunner:
+    """Rank 0's Runner: each Step goes to the other ranks, then to `inner`.
+
+    Once a step failed on this rank alone the others may be inside a collective that will never be completed: the group is
+    given up then, and every further step raises RunnerLost.
+    """
+
+    def __init__(self, inner: Runner, group: RankGroup) -> None:
+        """Blocks until every rank has made its worker. Raises GroupBroken when one could not."""
+        self.inner = inner
+        self._group = group
+        self._encoder = StepEncoder(inner.limits.block_size)
+        group.meet()
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self.inner.limits
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self.inner.eos_token_ids
+
+    def execute(self, step: Step) -> StepResult:
+        try:
+            _send(self._group, self._encoder.encode(step))
+            return self.inner.execute(step)
+        except RunnerLost:
+            self._group.close()
+            raise
+        except Exception as error:
+            self._group.close()
+            raise RunnerLost(f"step {step.step_id} failed on rank 0 alone: {error}") from error
+
+    def close(self) -> None:
+        """The other ranks leave their loops."""
+        if not self._group.broken:
+            with contextlib.suppress(GroupBroken):  # they are gone already
+                _send(self._group, encode_stop())
+            self._group.close()
+        self.inner.close()
+
+
+def rank_main(group: RankGroup, make_worker: Callable[[TensorParallel], Worker]) -> int:
+    """The life of a rank > 0: carry out Steps until told to stop; returns how many.
+
+    Raises GroupBroken when a peer is gone or late, and whatever the worker raises; the group is left in either case, which
+    the peers notice. Nothing but the worker's cache outlives a step.
+    """
+    steps = 0
+    worker: Worker | None = None
+    try:
+        worker = make_worker(group)
+        group.meet()
+        decoder = StepDecoder()
+        while True:
+            try:
+                step = decoder.decode(_receive(group))
+            except CodecError as error:
+                raise GroupBroken(f"rank {group.rank}: {error}") from error
+            if step is None:
+                return steps
+            worker.execute(step)
+            steps += 1
+    finally:
+        group.close()
+        if worker is not None:
+            worker.close()
+
+
+def _send(group: RankGroup, data: bytes) -> None:
+    if len(data) > STEP_BYTES_MAX:
+        raise ValueError(f"a Step of {len(data)} bytes exceeds {STEP_BYTES_MAX}")
+    room = _FIRST_BYTES - _LENGTH_BYTES
+    first = bytearray(_FIRST_BYTES)
+    first[:_LENGTH_BYTES] = len(data).to_bytes(_LENGTH_BYTES, "little")
+    first[_LENGTH_BYTES : _LENGTH_BYTES + min(room, len(data))] = data[:room]
+    group.broadcast_from_first(torch.frombuffer(first, dtype=torch.uint8))
+    if len(data) > room:
+        group.broadcast_from_first(torch.frombuffer(bytearray(data[room:]), dtype=torch.uint8))
+
+
+def _receive(group: RankGroup) -> bytes:
+    first = torch.empty(_FIRST_BYTES, dtype=torch.uint8)
+    group.broadcast_from_first(first)
+    raw = first.numpy().tobytes()
+    length = int.from_bytes(raw[:_LENGTH_BYTES], "little")
+    if length > STEP_BYTES_MAX:
+        raise CodecError(f"a Step of {length} bytes is announced, {STEP_BYTES_MAX} are allowed")
+    room = _FIRST_BYTES - _LENGTH_BYTES
+    if length <= room:
+        return raw[_LENGTH_BYTES : _LENGTH_BYTES + length]
+    rest = torch.empty(length - room, dtype=torch.uint8)
+    group.broadcast_from_first(rest)
+    return raw[_LENGTH_BYTES:] + rest.numpy().tobytes()

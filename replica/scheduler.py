@@ -1,0 +1,104 @@
+"""What the next step computes. Pure: no clock, no I/O, no tensor; the same calls give the same steps.
+
+Every step: whoever is one token behind gets that token first; then prompts that are partly computed; then waiting
+requests. What decides each of these is in making_room, chunk_budget and starting.
+"""
+
+from __future__ import annotations
+
+from replica.chunk_budget import ChunkBudget
+from replica.chunks import add_chunk
+from replica.contract.messages import StepTimeCoefficients
+from replica.making_room import make_room_for_growth, make_room_for_urgent
+from replica.plan import Plan, PlanBuilder
+from replica.request import Request, State
+from replica.roster import Roster
+from replica.scheduling_policy import SchedulingPolicy
+from replica.starting import Starting
+from replica.step import Row
+
+
+class Scheduler:
+    """Plans steps over `roster` within `budget_tokens` a step."""
+
+    def __init__(self, roster: Roster, policy: SchedulingPolicy, budget_tokens: int) -> None:
+        self._roster = roster
+        self._policy = policy
+        self._budget_tokens = budget_tokens
+
+    def plan(self, coefficients: StepTimeCoefficients) -> Plan | None:
+        """The next step, or None when there is nothing to do."""
+        self._roster.step_id += 1
+        suspect = self._roster.next_suspect()
+        if suspect is not None:
+            builder = self._alone(suspect, coefficients)
+        else:
+            builder = self._together(coefficients)
+        return builder.build(self._roster.step_id)
+
+    def _together(self, coefficients: StepTimeCoefficients) -> PlanBuilder:
+        roster, policy = self._roster, self._policy
+        if policy.by_priority and roster.waiting:
+            make_room_for_urgent(roster)
+        short_of_pages = make_room_for_growth(roster)
+        builder, partial = self._decodes()
+        decodes = len(builder)
+        seconds = policy.inter_token_slo_s - builder.shape().predict_s(coefficients) if decodes else None
+        budget = self._budget(coefficients, decodes, seconds)
+        starting = Starting(roster, policy, builder, budget)
+        if partial:
+            if policy.by_priority:
+                partial.sort(key=_urgency)
+            if not short_of_pages:
+                if policy.by_priority:
+                    starting.start_urgent(partial)
+                starting.start_short(partial)
+            for request in partial:
+                add_chunk(builder, budget, roster.kv, request, policy.chunk_tokens_max)
+        if roster.waiting and not short_of_pages:
+            starting.start_in_order()
+        return builder
+
+    def _decodes(self) -> tuple[PlanBuilder, list[Request]]:
+        """A row for everyone who lacks one token; who lacks more is returned. The hot loop: a few µs per request."""
+        requests: list[Request] = []
+        rows: list[Row] = []
+        partial: list[Request] = []
+        context = 0
+        size = self._roster.kv.block_size
+        for request in self._roster.running:
+            tokens = request.tokens
+            length = len(tokens)
+            start = request.computed
+            if length - start != 1 or (request.scoring is not None and request.unscored):
+                partial.append(request)
+                continue
+            if start == len(request.blocks) * size:
+                self._roster.kv.grow(request)
+            draw = request.draw if length < request.tokens_max else None
+            rows.append(Row(request.number, (tokens[-1],), start, request.blocks, draw))
+            requests.append(request)
+            context += length
+        return PlanBuilder(requests, rows, context), partial
+
+    def _alone(self, request: Request, coefficients: StepTimeCoefficients) -> PlanBuilder:
+        """A step of a suspect only; others that hold what it needs yield."""
+        roster = self._roster
+        builder = PlanBuilder([], [], 0)
+        if request.state is not State.RUNNING:
+            while not roster.free_slots or roster.kv.match(request).needed > roster.kv.pool.available:
+                roster.preempt(roster.running[-1])
+            copy = roster.start(request, roster.kv.match(request))
+            if copy is not None:
+                builder.add_copy(copy)
+        add_chunk(builder, self._budget(coefficients, 0, None), roster.kv, request, self._policy.chunk_tokens_max)
+        return builder
+
+    def _budget(self, coefficients: StepTimeCoefficients, decodes: int, seconds: float | None) -> ChunkBudget:
+        return ChunkBudget(
+            tokens=self._budget_tokens - decodes, seconds=seconds, coefficients=coefficients, block_size=self._roster.kv.block_size
+        )
+
+
+def _urgency(request: Request) -> tuple[int, int]:
+    return (request.priority, request.number)

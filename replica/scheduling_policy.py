@@ -1,0 +1,33 @@
+"""What an operator may set about scheduling, and the constants that are not theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from replica.config import EngineConfig
+from replica.request import Request
+from replica.waiting_queue import by_arrival
+
+BYPASSES_MAX = 32  # times a waiting request is passed before nothing passes it any more
+SHARED_WAITS_MAX = 32  # steps a request stands back for a block that another is writing
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingPolicy:
+    by_priority: bool
+    partial_prefills_max: int
+    chunk_tokens_max: int | None
+    inter_token_slo_s: float
+    bypasses_max: int = BYPASSES_MAX
+    shared_waits_max: int = SHARED_WAITS_MAX
+    rank: Callable[[Request], int] = by_arrival
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> SchedulingPolicy:
+        return cls(
+            by_priority=config.scheduling_policy == "priority",
+            partial_prefills_max=config.max_num_partial_prefills,
+            chunk_tokens_max=config.long_prefill_token_threshold or None,
+            inter_token_slo_s=config.inter_token_slo_ms / 1000,
+        )

@@ -1,0 +1,131 @@
+"""Which waiting requests start in a step: in order, past those that do not fit, within the queue's bound."""
+
+from __future__ import annotations
+
+from replica.chunk_budget import ChunkBudget
+from replica.chunks import add_chunk
+from replica.growth import Forecast
+from replica.kv_manager import Match
+from replica.plan import PlanBuilder
+from replica.request import Request
+from replica.roster import Roster
+from replica.scheduling_policy import SchedulingPolicy
+
+_SCAN_MAX = 64  # waiting requests looked at
+_MISFITS_MAX = 16  # of those, how many may turn out not to fit: each costs a look into the cache and at the forecast
+
+
+class Starting:
+    """One step's starts."""
+
+    def __init__(self, roster: Roster, policy: SchedulingPolicy, builder: PlanBuilder, budget: ChunkBudget) -> None:
+        self._roster = roster
+        self._policy = policy
+        self._builder = builder
+        self._budget = budget
+        self._forecast: Forecast | None = None
+        self._stood_back: set[int] = set()  # numbers; membership only
+
+    def start_short(self, partial: list[Request]) -> None:
+        """Before the partly computed go on: waiting requests that half of the budget completes. A long prompt does not hold up
+        short ones, and is at most halved by them. Nobody less urgent than the most urgent partial profits."""
+        roster, budget = self._roster, self._budget
+        if not roster.waiting or not roster.free_slots:
+            return
+        for request in partial:  # what they are about to write is no reason to compute it twice
+            roster.kv.announce(request, min(len(request.tokens), request.computed + budget.tokens))
+        floor = budget.tokens - budget.tokens // 2
+        urgency = min(request.priority for request in partial)
+        for request in roster.waiting.first(_SCAN_MAX):
+            if not roster.free_slots or budget.tokens <= floor or request.priority > urgency:
+                return
+            match = self._match(request)
+            if match is None:
+                continue
+            if (
+                self._lacking(request, match) <= budget.tokens - floor
+                and self._fit(request, match) == self._lacking(request, match)
+                and self._has_room(request, match)
+            ):
+                self._start(request, match)
+            elif roster.waiting.is_aged(request):
+                return
+
+    def start_urgent(self, partial: list[Request]) -> None:
+        """Before the partly computed go on: whoever is more urgent than all of them."""
+        self.start_in_order(below=min(request.priority for request in partial))
+
+    def start_in_order(self, below: int | None = None) -> None:
+        """As many as there are slots, budget, pages and partial prefills for; only priorities `below`, if given."""
+        roster, budget = self._roster, self._budget
+        misfits = 0
+        for request in roster.waiting.first(_SCAN_MAX):
+            if not roster.free_slots or budget.tokens < 1 or (below is not None and request.priority >= below):
+                return
+            match = self._match(request)
+            if match is None:
+                continue
+            fits = self._fit(request, match)
+            may = fits == self._lacking(request, match) or (fits > 0 and self._may_be_partial(request))
+            if may and self._has_room(request, match):
+                self._start(request, match)
+                continue
+            misfits += 1
+            if misfits == _MISFITS_MAX or roster.waiting.is_aged(request):
+                return  # an aged one has been passed often enough: nobody starts before it
+
+    def _may_be_partial(self, request: Request) -> bool:
+        """Not too many are partly computed; those less urgent than `request` do not count."""
+        done = self._builder.completed
+        partials = sum(1 for r in self._roster.running if r.remaining > 1 and r.priority <= request.priority and r.number not in done)
+        return partials < self._policy.partial_prefills_max
+
+    def _match(self, request: Request) -> Match | None:
+        """What the cache holds for it; None if it stands back in this step of its own accord."""
+        history = request.history
+        if history.preempted_at_step == self._roster.step_id or request.number in self._stood_back:
+            return None  # it has just yielded, or does so already
+        match = self._roster.kv.match(request)
+        if match.pending and history.shared_waits < self._policy.shared_waits_max:
+            history.shared_waits += 1
+            self._stood_back.add(request.number)
+            return None
+        return match
+
+    def _has_room(self, request: Request, match: Match) -> bool:
+        """Pages for its tokens now, and for everybody's growth later; alone, or where others would yield to it, now is enough."""
+        roster = self._roster
+        if match.needed > roster.kv.pool.available:
+            return False
+        if not roster.running or any(other.priority > request.priority for other in roster.running):
+            return True
+        return self._everyone().fits(request, match.needed)
+
+    def _start(self, request: Request, match: Match) -> None:
+        self._everyone().add(request, match.needed)
+        copy = self._roster.start(request, match)
+        if copy is not None:
+            self._builder.add_copy(copy)
+        add_chunk(self._builder, self._budget, self._roster.kv, request, self._policy.chunk_tokens_max)
+
+    def _everyone(self) -> Forecast:
+        if self._forecast is None:
+            roster = self._roster
+            pool = roster.kv.pool
+            self._forecast = Forecast(
+                capacity=pool.count,
+                in_use=pool.referenced,
+                block_size=roster.kv.block_size,
+                running=roster.running,
+                growth=roster.growth,
+            )
+        return self._forecast
+
+    def _computed(self, request: Request, match: Match) -> int:
+        return len(request.tokens) - 1 if match.copy_source is not None else len(match.hits) * self._roster.kv.block_size
+
+    def _lacking(self, request: Request, match: Match) -> int:
+        return len(request.tokens) - self._computed(request, match)
+
+    def _fit(self, request: Request, match: Match) -> int:
+        return self._budget.fit(self._computed(request, match), self._lacking(request, match), self._policy.chunk_tokens_max)

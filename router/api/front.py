@@ -1,0 +1,78 @@
+"""What stands before every route: header limits, request ids, authentication, and a last answer for what nobody caught."""
+
+from __future__ import annotations
+
+import secrets
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.api.auth import Authenticator
+from router.api.errors import ApiError
+from router.api.generate import CALLER_KEY
+from router.api.limits import HEADER_BYTES_MAX, HEADER_FIELDS_MAX, REQUEST_ID_CHARACTERS_MAX
+from router.api.respond import REQUEST_ID_KEY, respond_error
+
+_log = structlog.get_logger()
+_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
+
+
+class Front:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})  # refused before it is accepted
+            return
+        try:
+            scope[REQUEST_ID_KEY] = None
+            _check_headers(scope)
+            headers = Headers(scope=scope)
+            scope[REQUEST_ID_KEY] = _request_id(headers)
+            if scope["path"] not in _OPEN_PATHS:
+                scope[CALLER_KEY] = self._authenticator.caller(headers)
+            await self._app(scope, receive, send)
+        except ApiError as error:
+            await respond_error(scope, send, error)
+        except Exception:
+            _log.exception("a request failed", method=scope["method"], path=scope["path"][:200])
+            await respond_error(scope, send, ApiError(500, "the request failed inside the server", code="internal_error"))
+
+
+def _check_headers(scope: Scope) -> None:
+    fields = scope["headers"]
+    size = sum(len(name) + len(value) for name, value in fields)
+    if len(fields) > HEADER_FIELDS_MAX or size > HEADER_BYTES_MAX:
+        limit = f"{HEADER_FIELDS_MAX} fields and {HEADER_BYTES_MAX} bytes"
+        raise ApiError(431, f"the headers exceed {limit}", headers={"connection": "close"})
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's, if it is printable ASCII of bounded length; else one of ours."""
+    given = headers.get("x-request-id", "")
+    if 0 < len(given) <= REQUEST_ID_CHARACTERS_MAX and given.isascii() and given.isprintable():
+        return given
+    return secrets.token_hex(16)
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405 in OpenAI's shape."""
+    assert isinstance(error, HTTPException), "registered for HTTPException only"
+    messages = {404: "there is no such route", 405: "this route does not take that method"}
+    answer = ApiError(error.status_code, messages.get(error.status_code, error.detail), headers=dict(error.headers or {}))
+    headers = {name.decode(): value.decode() for name, value in answer.all_headers()}
+    request_id = request.scope.get(REQUEST_ID_KEY)
+    if request_id:
+        headers["x-request-id"] = request_id
+    return Response(answer.body(), error.status_code, headers)

@@ -1,0 +1,193 @@
+"""The course of one generation request, the same for completions and chat: read, prepare, admit, answer, account."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from router.api.answer import Renderer, WholeChoice
+from router.api.body import ClientDisconnected
+from router.api.choice import ChoiceOptions
+from router.api.chunks import DONE, error_event
+from router.api.context import Context
+from router.api.disconnect import WhileConnected
+from router.api.errors import ApiError, bad_request, from_rejected
+from router.api.limits import QUEUE_TIME_SLO_MS_MAX
+from router.api.outbox import Outbox, StreamCut
+from router.api.record import Outcome, Record
+from router.api.respond import respond, respond_error, start_event_stream
+from router.api.run import Event, Run
+from router.api.submission import Arrival, Caller
+from router.ports import Batch, Rejected, Session
+
+_log = structlog.get_logger()
+CALLER_KEY = "rantang.caller"  # in the scope: set by the front
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked request, ready for the backend."""
+
+    batch: Batch
+    renderer: Renderer
+    options: ChoiceOptions
+    n: int
+    prompt_tokens: int
+    stream: bool
+
+
+class Endpoint(Protocol):
+    """What completions and chat do differently."""
+
+    path: str
+    id_prefix: str
+
+    def check(self, body: Mapping[str, Any]) -> Callable[[Arrival], Prepared]:
+        """Validate on the loop; the result does the text work, on a thread. Both raise ApiError."""
+        ...
+
+
+class GenerateApp:
+    """The ASGI app of one such endpoint."""
+
+    def __init__(self, context: Context, endpoint: Endpoint) -> None:
+        self._context = context
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = self._context
+        headers = Headers(scope=scope)
+        record = Record(self._endpoint.path, context.clock(), choices=1)
+        span = context.tracing.begin(self._endpoint.path, headers)
+        outcome: Outcome | None = None
+        try:
+            try:
+                body = await context.intake.read_object(receive, headers)
+                job = self._endpoint.check(body)
+                del body
+                arrival = Arrival(
+                    request_id=f"{self._endpoint.id_prefix}-{context.random_bits(128):032x}",
+                    arrival_s=record.arrival_s,
+                    caller=scope.get(CALLER_KEY, Caller()),
+                    traceparent=span.traceparent,
+                    queue_time_slo_s=_queue_time_slo_s(headers),
+                )
+                prepared = await context.pool.run(lambda: job(arrival))
+            except ApiError as error:
+                record.status, record.reason = error.status, error.code or ""
+                context.metrics.invalid(error.status)
+                await respond_error(scope, send, error)
+                return
+            except ClientDisconnected:
+                return
+            record.choices, record.prompt_tokens = len(prepared.batch.requests), prepared.prompt_tokens
+            context.metrics.begin(record)
+            outcome = Outcome.ABORTED  # whatever interrupts
+            try:
+                outcome = await self._admitted(prepared, record, scope, receive, send)
+            finally:
+                context.metrics.end(record, outcome, context.clock())
+        finally:
+            span.end(record, outcome)
+
+    async def _admitted(self, prepared: Prepared, record: Record, scope: Scope, receive: Receive, send: Send) -> Outcome:
+        outcome = Outcome.ABORTED
+        async with WhileConnected(receive) as connection:
+            try:
+                run = Run(self._context, await self._open(prepared.batch), prepared.options, record, prepared.n)
+                try:
+                    if prepared.stream:
+                        outcome = await _stream(run, prepared.renderer, record, scope, send, connection)
+                    else:
+                        outcome = await _whole(run, prepared.renderer, record, scope, send)
+                finally:
+                    run.close()
+            except ApiError as error:
+                outcome = await _refuse(error, record, scope, send)
+            except OSError:  # the server says so of a client that has left
+                outcome = Outcome.ABORTED
+        return outcome
+
+    async def _open(self, batch: Batch) -> Session:
+        """Raises ApiError."""
+        try:
+            return await self._context.backend.open(batch)
+        except Rejected as rejected:
+            raise from_rejected(rejected) from None
+        except Exception as error:
+            _log.exception("a request could not be opened", request_id=batch.request_id)
+            raise ApiError(500, "the request failed inside the server", code="internal_error") from error
+
+
+async def _refuse(error: ApiError, record: Record, scope: Scope, send: Send) -> Outcome:
+    """Nothing has been sent: a whole error answer."""
+    record.status, record.reason = error.status, error.code or ""
+    await respond_error(scope, send, error)
+    return Outcome.SHED if error.status < 500 or error.status == 503 else Outcome.FAILED
+
+
+async def _whole(run: Run, renderer: Renderer, record: Record, scope: Scope, send: Send) -> Outcome:
+    choices = [WholeChoice() for _ in range(record.choices)]
+    while (event := await run.next()) is not None:
+        choices[event.delta.index].add(event.delta, event.piece)
+    await respond(scope, send, 200, renderer.whole(choices, run.usage))
+    return Outcome.FINISHED
+
+
+async def _stream(run: Run, renderer: Renderer, record: Record, scope: Scope, send: Send, connection: WhileConnected) -> Outcome:
+    """Headers leave with the first Delta: until then the answer can still be an error of its own."""
+    event = await run.next()
+    assert event is not None, "a request without choices"
+    first = _events(run, renderer, event)
+    await start_event_stream(scope, send)
+    outbox = Outbox(send, connection.leave)
+    outcome = Outcome.FINISHED
+    try:
+        outbox.put(first)
+        try:
+            while (event := await run.next()) is not None:
+                if events := _events(run, renderer, event):
+                    outbox.put(events)
+            outbox.put(renderer.closing(run.usage) + DONE)
+        except ApiError as error:
+            run.close()
+            record.reason = error.code or ""
+            outcome = Outcome.FAILED
+            outbox.put(error_event(error) + DONE)
+        connection.settle()
+        await outbox.finish()
+    except StreamCut:  # the response stays unfinished: the server closes the connection
+        record.reason = "stream_cut"
+        return Outcome.ABORTED
+    finally:
+        outbox.abandon()
+    return outcome
+
+
+def _events(run: Run, renderer: Renderer, event: Event) -> bytes:
+    usage = run.usage
+    try:
+        opening = renderer.opening(event.delta, usage) if event.first else b""
+        return opening + renderer.piece(event.delta.index, event.piece, usage)
+    except Exception as error:
+        _log.exception("an event could not be rendered")
+        raise ApiError(500, "the answer could not be rendered", code="internal_error") from error
+
+
+def _queue_time_slo_s(headers: Mapping[str, str]) -> float | None:
+    """X-Queue-Time-SLO-Ms overrides the class's promise for this request."""
+    value = headers.get("x-queue-time-slo-ms")
+    if value is None:
+        return None
+    try:
+        milliseconds = float(value)
+    except ValueError:
+        milliseconds = -1.0
+    if not 0 < milliseconds <= QUEUE_TIME_SLO_MS_MAX:
+        raise bad_request(None, f"X-Queue-Time-SLO-Ms must be a number of milliseconds above 0, at most {QUEUE_TIME_SLO_MS_MAX:g}")
+    return milliseconds / 1000

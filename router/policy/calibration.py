@@ -1,0 +1,90 @@
+"""How wrong the step-time model has been on one replica, and how sure a prediction is (DESIGN §6, §7).
+
+A prediction p (seconds, unscaled) is corrected to s·p, where s is the forgetful ratio of actual to predicted sums. What
+is left, (actual − s·p) in units of (grain + 0.3·s·p), is kept in a window whose quantiles stand for a hand-set margin:
+a constant part for the step that a request must wait out, a proportional part for what the model gets wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+
+WINDOW = 128
+PROPORTIONAL = 0.3
+_PRIOR_S = 0.5  # seconds of agreement that a new replica starts with
+_FORGET = 0.97
+_SCALE_MAX = 8.0
+_HALF_LIFE_S = 30.0  # a scale that is no longer fed returns to 1: a wrong model never refuses for ever
+_PRIOR_RESIDUALS = tuple(-1.0 + 2.0 * i / 15 for i in range(16))  # cold: as if off by up to one unit either way
+
+
+class Calibration:
+    """Scale and residual quantiles of one kind of prediction."""
+
+    def __init__(self) -> None:
+        self._actual_s = _PRIOR_S
+        self._predicted_s = _PRIOR_S
+        self._updated_s: float | None = None
+        self._window: deque[float] = deque(_PRIOR_RESIDUALS)
+        self._sorted: list[float] = sorted(_PRIOR_RESIDUALS)
+        self.observations = 0
+
+    def scale(self, now: float) -> float:
+        ratio = self._actual_s / self._predicted_s
+        age_s = 0.0 if self._updated_s is None else max(0.0, now - self._updated_s)
+        return float(min(_SCALE_MAX, max(1 / _SCALE_MAX, ratio)) ** (0.5 ** (age_s / _HALF_LIFE_S)))
+
+    def quantile_s(self, predicted_s: float, grain_s: float, quantile: float, now: float) -> float:
+        """The value that the actual time stays below with probability `quantile`; never negative."""
+        scaled = self.scale(now) * predicted_s
+        return max(0.0, scaled + self._residual(quantile) * (grain_s + PROPORTIONAL * scaled))
+
+    def observe(self, predicted_s: float, actual_s: float, grain_s: float, now: float) -> None:
+        """One prediction met its outcome. Predictions within a grain say nothing about the scale, only about the noise."""
+        scaled = self.scale(now) * predicted_s
+        residual = (actual_s - scaled) / (grain_s + PROPORTIONAL * scaled) if grain_s + scaled > 0 else 0.0
+        if not math.isfinite(residual):
+            return
+        self.observations += 1
+        self._push(residual)
+        if predicted_s > grain_s:
+            keep = _FORGET
+            self._actual_s = keep * self._actual_s + actual_s
+            self._predicted_s = keep * self._predicted_s + predicted_s
+            self._updated_s = now
+
+    def _push(self, residual: float) -> None:
+        if len(self._window) >= WINDOW or self.observations <= len(_PRIOR_RESIDUALS):
+            oldest = self._window.popleft()
+            del self._sorted[bisect_left(self._sorted, oldest)]
+        self._window.append(residual)
+        insort(self._sorted, residual)
+
+    def _residual(self, quantile: float) -> float:
+        """Linear between order statistics."""
+        position = quantile * (len(self._sorted) - 1)
+        low = int(position)
+        high = min(low + 1, len(self._sorted) - 1)
+        return self._sorted[low] + (position - low) * (self._sorted[high] - self._sorted[low])
+
+
+class Calibrations:
+    """The calibrations of one replica: queue wait, and time to first token by the length to prefill."""
+
+    LENGTHS = (128, 512, 2048)  # upper ends of the buckets, tokens to prefill
+    _ENOUGH = 8  # observations before a bucket speaks for itself
+
+    def __init__(self) -> None:
+        self.wait = Calibration()
+        self._ttft = Calibration()
+        self._ttft_by_length = tuple(Calibration() for _ in range(len(self.LENGTHS) + 1))
+
+    def ttft(self, new_tokens: int) -> Calibration:
+        bucket = self._ttft_by_length[bisect_left(self.LENGTHS, new_tokens)]
+        return bucket if bucket.observations >= self._ENOUGH else self._ttft
+
+    def observe_ttft(self, new_tokens: int, predicted_s: float, actual_s: float, grain_s: float, now: float) -> None:
+        for one in (self._ttft, self._ttft_by_length[bisect_left(self.LENGTHS, new_tokens)]):
+            one.observe(predicted_s, actual_s, grain_s, now)

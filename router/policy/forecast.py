@@ -1,0 +1,164 @@
+"""What a replica would do with a request, by the step-time model (DESIGN §6). Seconds, uncalibrated.
+
+The queue is drained in steps of one chunk each: a chunk is what the token budget and the step's time bound leave beside
+the decodes. A request is first scheduled when the backlog before it has less than a chunk left, when a slot is free and
+when its blocks fit; it has its first token when its own uncached tokens are through as well.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from router.policy.load import ReplicaView
+from router.policy.request_view import RequestView
+
+_PRIOR_OUTPUT_TOKENS = 128.0
+_FORGET = 0.98
+
+
+class Forecast(msgspec.Struct, frozen=True, gc=False):
+    """One request on one replica."""
+
+    wait_s: float  # until the first step that schedules (the last choice of) it
+    ttft_s: float  # until its first token
+    score_s: float  # ttft_s with the prefill of a popular prefix charged to all who will use it
+    tpot_s: float  # a step's time once it decodes there
+    grain_s: float  # one step there now: nothing is predicted finer
+    new_tokens: int  # to prefill
+    charged_tokens: float  # the same, a popular prefix charged to all who will use it
+    cached_tokens: int
+    shared_blocks: int  # leading blocks of the prompt that some replica holds
+    blocks: int  # needed beside the cached ones, of one choice
+    batch: int  # requests there, this one included
+    service_s: float  # by how much it delays whoever comes after it
+
+
+class Hit(msgspec.Struct, frozen=True, gc=False):
+    """What of a prompt is cached where."""
+
+    blocks: int = 0  # leading blocks this replica holds, or will when what is under way there is done
+    shared_blocks: int = 0  # leading blocks some replica holds
+    shared_uses: float = 0.0  # how many other requests lately shared exactly these
+
+
+class OutputLength:
+    """Mean tokens that a request generates, forgetting: how soon a slot frees."""
+
+    def __init__(self) -> None:
+        self._mean = _PRIOR_OUTPUT_TOKENS
+
+    def observe(self, tokens: int) -> None:
+        self._mean = _FORGET * self._mean + (1 - _FORGET) * max(1, tokens)
+
+    @property
+    def mean(self) -> float:
+        return self._mean
+
+
+class Outlook(msgspec.Struct, frozen=True, gc=False):
+    """A replica's near future, whoever comes."""
+
+    there: int  # requests that run, wait or are on their way
+    base_s: float  # a step without prefill
+    slope_s: float  # per prefill token
+    chunk: float  # prefill tokens per step
+    step_s: float  # a full step while there is backlog, else the base
+    drain_s: float  # until the backlog leaves room in a step
+    rest_s: float  # from there until the backlog is through
+    finishes_per_s: float  # requests that leave, when the batch is as now
+    free_blocks: float  # beyond the needs of all who run or wait
+
+
+def outlook(view: ReplicaView, output_tokens: float, now: float) -> Outlook:
+    there = view.requests(now)
+    state = view.outlook
+    if state is None or state.there != there:
+        state = view.outlook = _outlook(view, there, output_tokens)
+    load = view.load
+    if load.running + load.waiting == 0:
+        return state
+    elapsed_s = max(0.0, now - view.stepped_s)  # of the step that runs now
+    step_s = load.predicted_step_s
+    return msgspec.structs.replace(state, drain_s=max(step_s - elapsed_s, state.drain_s - min(elapsed_s, step_s), 0.0))
+
+
+def _outlook(view: ReplicaView, there: int, output_tokens: float) -> Outlook:
+    """As of the start of the running step; kept by the view until its report or its claims change."""
+    load, limits, claims, k = view.load, view.limits, view.claims, view.load.step_time
+    backlog = load.queued_prefill_tokens + claims.new_tokens
+    waiting = max(0, there - load.running)
+    decodes = min(float(limits.max_num_seqs), load.running + waiting / 2)
+    context = load.context_tokens + backlog / 2
+    base_s = k.a + k.c * decodes + k.d * context
+    slope_s = k.b + k.e * context / max(1.0, decodes)
+    chunk = max(1.0, limits.max_num_batched_tokens - decodes)
+    if limits.step_slo_s is not None and slope_s > 0:
+        chunk = min(chunk, max(float(limits.block_size), (limits.step_slo_s - base_s) / slope_s))
+    full_s = base_s + slope_s * min(chunk, backlog)
+    steps = backlog // chunk
+    return Outlook(
+        there=there,
+        base_s=base_s,
+        slope_s=slope_s,
+        chunk=chunk,
+        step_s=full_s,
+        drain_s=steps * full_s,
+        rest_s=(backlog - steps * chunk) * slope_s,
+        finishes_per_s=min(there, limits.max_num_seqs) / max(1e-9, output_tokens * full_s),
+        free_blocks=load.free_blocks + load.evictable_blocks - claims.blocks - load.queued_prefill_tokens / limits.block_size,
+    )
+
+
+def fits(view: ReplicaView, request: RequestView) -> bool:
+    """The replica's own rule of what can never run there."""
+    limits = view.limits
+    needed = max(request.prompt_tokens, request.longest_tokens) + 1
+    return needed <= limits.max_model_len and math.ceil(needed / limits.block_size) <= limits.num_blocks
+
+
+def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens: float, now: float) -> Forecast:
+    """`output_tokens` is what a request generates on average."""
+    ahead = outlook(view, output_tokens, now)
+    limits, k = view.limits, view.load.step_time
+    cached = min(hit.blocks * limits.block_size, request.prompt_tokens - 1)
+    new = request.prompt_tokens - cached
+    blocks = math.ceil((request.prompt_tokens + 1) / limits.block_size) - cached // limits.block_size
+    wait_s = ahead.drain_s
+    if ahead.finishes_per_s > 0:
+        short = ahead.there + request.choices - limits.max_num_seqs
+        if short > 0:
+            wait_s = max(wait_s, short / ahead.finishes_per_s)
+        lacking = blocks * request.choices - ahead.free_blocks
+        if lacking > 0:
+            used = limits.num_blocks - view.load.free_blocks - view.load.evictable_blocks
+            wait_s = max(wait_s, lacking * view.load.running / max(1, used) / ahead.finishes_per_s)
+    own_s = _prefill_s(ahead, k.e, cached, new) + (ahead.rest_s if wait_s <= ahead.drain_s else 0.0)
+    shared = max(0, min(hit.shared_blocks * limits.block_size, request.prompt_tokens - 1) - cached)
+    excused = shared * hit.shared_uses / (1.0 + hit.shared_uses)
+    again = request.choices - request.prompts  # they find the blocks of the first choice with their prompt
+    work = new + request.other_tokens + again * min(new, limits.block_size)
+    service_s = work * (ahead.base_s / ahead.chunk + ahead.slope_s)
+    if ahead.there >= limits.max_num_seqs and ahead.finishes_per_s > 0:
+        service_s = max(service_s, request.choices / ahead.finishes_per_s)
+    return Forecast(
+        wait_s=wait_s,
+        ttft_s=wait_s + own_s,
+        score_s=wait_s + own_s - excused * ahead.slope_s,
+        tpot_s=k.a + k.c * (view.load.running + request.choices) + k.d * (view.load.context_tokens + request.prompt_tokens),
+        grain_s=max(ahead.step_s, 0.005),
+        new_tokens=new,
+        charged_tokens=new - excused,
+        cached_tokens=cached,
+        shared_blocks=hit.shared_blocks,
+        blocks=blocks,
+        batch=ahead.there + request.choices,
+        service_s=service_s,
+    )
+
+
+def _prefill_s(ahead: Outlook, e: float, cached: int, new: int) -> float:
+    """Time to prefill `new` tokens after `cached` ones, chunk by chunk."""
+    steps = math.ceil(new / ahead.chunk)
+    return steps * ahead.base_s + new * ahead.slope_s + e * new * (cached + new / 2)

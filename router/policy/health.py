@@ -1,0 +1,145 @@
+"""Is a replica making progress? (DESIGN §8, L11). Ready, live and progressing are three different answers.
+
+A replica is *stalled* when it has work of ours and its progress counter stands still, or when it sends nothing at all
+(idle ones send a heartbeat every 0.5 s), for max(stall_min_s, 4 × the predicted step). It returns after a probe: two
+fresh frames that show progress, or that it is idle; four times as many after each stall that follows soon. Client
+errors and back-pressure never reach this file.
+
+The predicted step is the largest of what the replica predicts, what this router expects of a full step with its own
+work counted, and half the longest step seen lately. A replica whose model of its steps is not fitted yet (its first few
+steps) has COLD_STALL_MIN_S: a long first step must not look like a death, least of all on every replica in turn.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from replica.contract.messages import LoadReport
+
+_STEPS = 4
+_PROBES = 2
+_PROBES_MORE = 4
+_STALLS_COUNTED = 3
+_HEALED_STEPS = 20  # steps seen after a return: the next stall is a first one again
+_SEEN_STEPS = 2  # times the longest step seen
+_SEEN_FADES = 0.98  # per step
+_COLD_STEPS = 16
+COLD_STALL_MIN_S = 15.0
+_ROUTER_PAUSE_S = 1.0  # the router itself was not running for so long: silence meanwhile proves nothing
+
+
+class Pulse(enum.Enum):
+    BEATING = "beating"
+    STALLED = "stalled"
+
+
+class Health:
+    """Progress of one incarnation, as seen by this router."""
+
+    def __init__(self, load: LoadReport, stall_min_s: float, now: float) -> None:
+        self._stall_min_s = stall_min_s
+        self._progress = load.progress
+        self._step_s = load.predicted_step_s
+        self._seen_s = 0.0
+        self._moved_s = now  # last progress, or when work began
+        self._heard_s = now
+        self._worked = False
+        self._probes = 0
+        self._stalls = 0
+        self._steps_seen = 0
+        self.pulse = Pulse.BEATING
+
+    def limit_s(self) -> float:
+        least_s = max(self._stall_min_s, COLD_STALL_MIN_S) if self._progress < _COLD_STEPS else self._stall_min_s
+        return max(least_s, _STEPS * self._step_s, _SEEN_STEPS * self._seen_s)
+
+    def expect(self, step_s: float) -> None:
+        """Work was sent there: its next step may take so long."""
+        self._step_s = max(self._step_s, step_s)
+
+    def frame(self, load: LoadReport, has_work: bool, now: float) -> bool:
+        """A frame came. True: a stalled replica has just returned."""
+        moved = load.progress != self._progress
+        idle = load.running + load.waiting == 0
+        self._progress = load.progress
+        self._heard_s = now
+        if moved and self._worked:
+            self._seen_s = max(now - self._moved_s, _SEEN_FADES * self._seen_s)
+        if moved:  # an idle report is no progress: work of ours may be lost on its way to the engine
+            self._moved_s = now
+        self._step_s = load.predicted_step_s
+        self.work(has_work, now)
+        if self.pulse is Pulse.BEATING:
+            self._steps_seen += moved
+            if self._steps_seen >= _HEALED_STEPS:
+                self._stalls = 0
+            return False
+        self._probes = self._probes + 1 if moved or idle else 0
+        if self._probes < _PROBES * _PROBES_MORE ** min(self._stalls - 1, _STALLS_COUNTED):
+            return False
+        self.pulse = Pulse.BEATING
+        self._steps_seen = 0
+        return True
+
+    def work(self, has_work: bool, now: float) -> None:
+        """Work of ours begins or ends there: the clock of progress starts when it begins."""
+        if has_work and not self._worked:
+            self._moved_s = max(self._moved_s, now)
+        self._worked = has_work
+
+    def excuse(self, pause_s: float) -> None:
+        """The router itself stood still for so long."""
+        self._heard_s += pause_s
+        self._moved_s += pause_s
+
+    def check(self, now: float) -> bool:
+        """True: it has just been found stalled."""
+        if self.pulse is Pulse.STALLED:
+            return False
+        limit_s = self.limit_s()
+        silent = now - self._heard_s > limit_s
+        stuck = self._worked and now - self._moved_s > limit_s
+        if silent or stuck:
+            self.pulse = Pulse.STALLED
+            self._probes = 0
+            self._stalls += 1
+            return True
+        return False
+
+    @property
+    def moved_s(self) -> float:
+        return self._moved_s
+
+
+class Watch:
+    """Tells a pause of the router itself (suspended, starved of CPU) from the silence of replicas."""
+
+    def __init__(self, now: float) -> None:
+        self._last_s = now
+
+    def tick(self, now: float) -> float:
+        """Seconds to excuse."""
+        gap_s = now - self._last_s
+        self._last_s = now
+        return gap_s if gap_s > _ROUTER_PAUSE_S else 0.0
+
+
+class Breaker:
+    """Transport errors in a row; a while of connection forgets them. When to try again is router.backoff's business."""
+
+    HEALED_S = 10.0
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self._connected_s: float | None = None
+
+    def connected(self, now: float) -> None:
+        self._connected_s = now
+
+    def failed(self, now: float) -> int:
+        """A connection was lost or never made; failures in a row."""
+        if self._connected_s is not None and now - self._connected_s >= self.HEALED_S:
+            self.failures = 0
+        self._connected_s = None
+        self.failures += 1
+        return self.failures

@@ -1,0 +1,99 @@
+"""The caller's end of one batch: a bounded queue of Deltas between the switchboard's effects and the API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from router.ports import Delta, Rejected
+
+DELTAS_MAX = 65_536  # unread; a caller that reads nothing for so long has gone
+
+
+class BatchSession:
+    """Implements router.ports.Session. `open_` must be awaited before iterating."""
+
+    def __init__(self, *, stop: Callable[[int], None], close: Callable[[], None]) -> None:
+        self._stop = stop
+        self._close = close
+        self._deltas: deque[Delta] = deque()
+        self._stopped: dict[int, None] = {}
+        self._rejected: Rejected | None = None
+        self._opened = False
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    # --- Session -----------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> BatchSession:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """Raises Rejected when the batch failed before anything of it was yielded."""
+        while not self._deltas:
+            if self._rejected is not None:
+                raise self._rejected
+            if self._ended:
+                raise StopAsyncIteration
+            await self._wait()
+        return self._deltas.popleft()
+
+    def stop(self, index: int) -> None:
+        if index in self._stopped or self._ended:
+            return
+        self._stopped[index] = None
+        self._deltas = deque(delta for delta in self._deltas if delta.index != index)
+        self._stop(index)
+
+    def close(self) -> None:
+        self._deltas.clear()
+        if not self._ended:
+            self._close()
+            self.ended()
+
+    # --- the dispatcher's side ---------------------------------------------------------------------------------------
+
+    async def open_(self) -> None:
+        """Returns once the batch is in the engines; raises Rejected."""
+        while not self._opened:
+            if self._rejected is not None:
+                raise self._rejected
+            if self._ended:
+                return
+            await self._wait()
+
+    def opened(self) -> None:
+        self._opened = True
+        self._wake()
+
+    def put(self, delta: Delta) -> bool:
+        """False: the caller has left too much unread."""
+        if delta.index in self._stopped or self._ended:
+            return True
+        if len(self._deltas) >= DELTAS_MAX:
+            return False
+        self._deltas.append(delta)
+        self._wake()
+        return True
+
+    def reject(self, rejected: Rejected) -> None:
+        self._rejected = rejected
+        self._wake()
+
+    def ended(self) -> None:
+        self._ended = True
+        self._wake()
+
+    async def _wait(self) -> None:
+        """One reader at a time."""
+        assert self._waiter is None
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,64 @@
+"""What /health, /ready, /v1/models and the autoscaler are told: derived on demand, never maintained."""
+
+from __future__ import annotations
+
+from replica.contract.messages import EngineLimits
+from router.ports import PoolStatus
+from router.switchboard import Switchboard
+
+SHED_REASONS = ("queue_time", "queue_time_waited", "queue_full")
+
+
+def pool_status(board: Switchboard, limits: EngineLimits | None, named: tuple[str, str], now: float, *, stopping: bool) -> PoolStatus:
+    """`limits` are the last seen; `named` is (model, revision) while no replica has told its own."""
+    known = board.fleet.all()
+    pool = board.fleet.pool()
+    shown = pool.limits if pool is not None else limits
+    blocks = sum(one.view.limits.num_blocks for one in known)
+    unused = sum(one.view.load.free_blocks + one.view.load.evictable_blocks for one in known)
+    model, revision = named if pool is None else (pool.model, pool.revision)
+    reason = ""
+    if stopping:
+        reason = "stopping"
+    elif not board.fleet.routable():
+        reason = f"none of {len(known)} connected replicas is healthy" if known else "no replica is connected"
+    return PoolStatus(
+        ready=not reason,
+        live=board.is_live(now),
+        replicas=len(known),
+        limits=shown,
+        model=model,
+        revision=revision,
+        block_size=shown.block_size if shown is not None else 16,
+        reason=reason,
+        running=sum(one.view.load.running for one in known),
+        waiting=sum(one.view.load.waiting + one.view.claims.requests for one in known),
+        queued=board.reception.queue.depth,
+        kv_usage=1.0 - unused / blocks if blocks else 0.0,
+    )
+
+
+def flat_stats(board: Switchboard, now: float) -> dict[str, float]:
+    """Numbers for autoscaling and for who wants to look inside."""
+    tally, fleet, queue = board.traffic.tally, board.fleet, board.reception.queue
+    stats = {
+        "replicas": float(len(fleet.all())),
+        "replicas_routable": float(len(fleet.routable())),
+        "backlog_s": fleet.backlog_s(now) + queue.work_s,
+        "queued_requests": float(queue.depth),
+        "queued_tokens": float(queue.tokens),
+        "in_flight": float(len(board.traffic.dispatches)),
+        "attempts": float(len(board.traffic.attempts)),
+        "arrived": float(tally.arrived),
+        "ended": float(tally.ended),
+        "moves": float(tally.moves),
+        "retries": float(tally.retries),
+        "resyncs": float(fleet.index.resyncs),
+        "index_entries": float(fleet.index.entries),
+        "hits_predicted_tokens": float(fleet.hits_predicted_tokens),
+        "hits_actual_tokens": float(fleet.hits_actual_tokens),
+        "sheds": float(
+            sum(count for reason, count in tally.rejected.items() if reason in ("queue_time", "queue_full", "queue_time_waited"))
+        ),
+    }
+    return stats | {f"rejected_{reason}": float(count) for reason, count in sorted(tally.rejected.items())}

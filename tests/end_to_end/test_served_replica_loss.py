@@ -1,0 +1,24 @@
+"""A replica is killed, then one is frozen, under 24 streams: none lost, no text changed, no token doubled."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.drills import failover
+from bench.stack import Stack
+from tests.end_to_end.idle import ROOM_FOR_NOISE
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+OUTPUT_TOKENS = 64
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+async def test_streams_survive(served: Stack, how: str) -> None:
+    outcome = await failover.run(served, how, OUTPUT_TOKENS)
+    assert outcome.tokens_before < failover.STREAMS * OUTPUT_TOKENS, "the fault came too late to test anything"
+    assert [record.problems for record in outcome.disturbed if record.problems] == []
+    assert (outcome.lost, outcome.doubled) == (0, 0)
+    assert [difference for difference in outcome.differences if not difference.excused] == []
+    assert outcome.silence_s < failover.FREEZE_BOUND_S * ROOM_FOR_NOISE
+    assert outcome.replaced_after_s is not None, "no new replica came"

@@ -1,0 +1,211 @@
+"""What the processes of test_parallel.py run. Every function gets (rank, size, port, result queue)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from replica.contract.messages import EngineLimits, SamplingParams
+from replica.parallel.broadcast import LeadingRunner, rank_main
+from replica.parallel.group import GroupBroken, RankGroup, TensorParallel, join_store, open_store
+from replica.step import BlockCopy, Draw, Outcome, Row, RunnerLost, Step, StepResult
+
+DEADLINE_S = 2.5
+LIMITS = EngineLimits(
+    max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, num_blocks=16, block_size=4, max_waiting=8, vocab_size=100
+)
+
+
+class ShardedSum:
+    """A 'model': each rank adds (rank + 1) × its tokens; the sum over ranks is the token drawn, modulo the vocabulary."""
+
+    limits = LIMITS
+    eos_token_ids: frozenset[int] = frozenset()
+
+    def __init__(self, tp: TensorParallel) -> None:
+        self.tp = tp
+        self.seen: list[tuple[int, tuple[int, ...], tuple[int, ...], bool]] = []
+        self.copies: list[tuple[int, int]] = []
+
+    def forward(self, step: Step) -> torch.Tensor:
+        for row in step.rows:
+            pages = tuple(row.blocks[: -(-(row.start + len(row.tokens)) // LIMITS.block_size)])
+            self.seen.append((row.request, tuple(row.tokens), pages, row.draw is not None))
+        self.copies += [(copy.source, copy.target) for copy in step.copies]
+        partial = torch.tensor([float(sum(row.tokens)) * (self.tp.rank + 1) for row in step.rows])
+        return self.tp.all_reduce(partial)
+
+    def execute(self, step: Step) -> StepResult:
+        sums = self.forward(step)
+        outcomes = tuple(Outcome(token=int(value) % 100 if row.draw else None) for value, row in zip(sums, step.rows, strict=True))
+        return StepResult(step.step_id, outcomes)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def two_steps() -> tuple[Step, Step]:
+    draw = Draw(SamplingParams(seed=1, max_tokens=4), 0, [1, 2, 3], [])
+    first = Step(1, (Row(7, [1, 2, 3, 4, 5], 0, [3, 9, 11], draw), Row(8, [6, 7], 0, [4], None)), (BlockCopy(2, 3),))
+    second = Step(2, (Row(7, [50], 8, [3, 9, 12], draw), Row(9, list(range(60)), 0, list(range(15)), None)))
+    return first, second
+
+
+def join(rank: int, size: int, port: Any, join_timeout_s: float = 60.0, deadline_s: float = DEADLINE_S) -> RankGroup:
+    torch.set_num_threads(1)
+    if rank == 0:
+        store = open_store("127.0.0.1", 20.0)
+        with port.get_lock():
+            port.value = store.port
+    else:
+        while not port.value:
+            time.sleep(0.01)
+        store = join_store("127.0.0.1", port.value, 20.0)
+    return RankGroup(store, rank=rank, size=size, deadline_s=deadline_s, join_timeout_s=join_timeout_s)
+
+
+def collectives(rank: int, size: int, port: Any, results: Any) -> None:
+    group = join(rank, size, port)
+    reduced = group.all_reduce(torch.tensor([1.0 + rank, 10.0]))
+    gathered = group.all_gather_last_dim(torch.full((2, 3), float(rank)))
+    results.put((rank, reduced.tolist(), gathered.tolist(), gathered.is_contiguous()))
+    group.close()
+
+
+def steps(rank: int, size: int, port: Any, results: Any) -> None:
+    group = join(rank, size, port)
+    if rank == 0:
+        model = ShardedSum(group)
+        runner = LeadingRunner(model, group)
+        tokens = [[outcome.token for outcome in runner.execute(step).outcomes] for step in two_steps()]
+        time.sleep(DEADLINE_S + 0.5)  # idle for longer than a collective may take: nobody minds
+        tokens.append([runner.execute(Step(3, two_steps()[0].rows)).outcomes[0].token])
+        runner.close()
+        results.put((rank, tokens, model.seen, model.copies))
+    else:
+        models: list[ShardedSum] = []
+
+        def make(tp: TensorParallel) -> ShardedSum:
+            models.append(ShardedSum(tp))
+            return models[0]
+
+        count = rank_main(group, make)
+        results.put((rank, count, models[0].seen, models[0].copies))
+
+
+class Failing(ShardedSum):
+    def forward(self, step: Step) -> torch.Tensor:
+        if self.tp.rank == 1 and step.step_id == 2:
+            self.fail()
+        return super().forward(step)
+
+    def fail(self) -> None:
+        raise MemoryError("this rank fails")
+
+
+class Vanishing(Failing):
+    def fail(self) -> None:
+        os._exit(9)
+
+
+class Hanging(Failing):
+    def fail(self) -> None:
+        time.sleep(DEADLINE_S + 8.0)
+
+
+def losing(kind: type[Failing], rank: int, size: int, port: Any, results: Any) -> None:
+    group = join(rank, size, port)
+    started = 0.0
+    try:
+        if rank == 0:
+            runner = LeadingRunner(kind(group), group)
+            first, second = two_steps()
+            runner.execute(first)
+            started = time.monotonic()
+            runner.execute(second)
+        else:
+            started = time.monotonic()
+            rank_main(group, kind)
+        results.put((rank, "finished", 0.0))
+    except (RunnerLost, MemoryError) as error:
+        results.put((rank, type(error).__name__, time.monotonic() - started))
+        if rank == 0:
+            try:
+                runner.execute(first)
+            except RunnerLost:
+                results.put((rank, "still lost", 0.0))
+
+
+def failing(rank: int, size: int, port: Any, results: Any) -> None:
+    losing(Failing, rank, size, port, results)
+
+
+def vanishing(rank: int, size: int, port: Any, results: Any) -> None:
+    losing(Vanishing, rank, size, port, results)
+
+
+def hanging(rank: int, size: int, port: Any, results: Any) -> None:
+    losing(Hanging, rank, size, port, results)
+
+
+def failing_to_load(rank: int, size: int, port: Any, results: Any) -> None:
+    """A rank whose shard cannot be read: the others, already waiting for it, hear of it."""
+    group = join(rank, size, port)
+
+    def make(tp: TensorParallel) -> ShardedSum:
+        if rank == 1:
+            time.sleep(DEADLINE_S + 0.5)  # slow to load is no fault, whatever the collectives' deadline
+            raise FileNotFoundError("no shard")
+        return ShardedSum(tp)
+
+    try:
+        if rank == 0:
+            LeadingRunner(make(group), group)
+        else:
+            rank_main(group, make)
+    except (GroupBroken, FileNotFoundError) as error:
+        results.put((rank, type(error).__name__))
+
+
+class FailsAtHome(ShardedSum):
+    def forward(self, step: Step) -> torch.Tensor:
+        if self.tp.rank == 0 and step.step_id == 2:
+            raise ValueError("rank 0 fails before its collective")
+        return super().forward(step)
+
+
+def failing_at_home(rank: int, size: int, port: Any, results: Any) -> None:
+    losing(FailsAtHome, rank, size, port, results)  # type: ignore[arg-type]
+
+
+def incomplete(rank: int, size: int, port: Any, results: Any) -> None:
+    """One rank too few comes: joining has a deadline."""
+    if rank == size - 1:
+        return
+    try:
+        join(rank, size, port, join_timeout_s=2.0)
+    except GroupBroken as error:
+        results.put((rank, str(error)))
+
+
+def run(target: Callable[..., None], size: int, expect: int, timeout_s: float = 60.0) -> list[Any]:
+    """Run `target` on `size` ranks; the first `expect` results, sorted. The processes have ended when it returns."""
+    context = get_context("spawn")
+    port = context.Value("i", 0)
+    results = context.Queue()
+    processes = [context.Process(target=target, args=(rank, size, port, results), daemon=True) for rank in range(size)]
+    for process in processes:
+        process.start()
+    try:
+        return sorted(results.get(timeout=timeout_s) for _ in range(expect))
+    finally:
+        for process in processes:
+            process.join(timeout=0.5)
+            if process.is_alive():
+                process.kill()
+                process.join()

@@ -1,0 +1,211 @@
+"""Any history of arrivals, cancels, lost connections, failing steps and forced preemptions, in tiny pools.
+
+After each step every invariant is checked from scratch (Driver does). At the end: exactly one outcome each, every text
+equal to the undisturbed one or a prefix of it, nothing held, and whoever follows the KV events knows what is findable.
+"""
+
+from __future__ import annotations
+
+from core_harness import Driver, PagedRunner, ids, limits
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from replica.contract.messages import Cleared, FinishReason, GenerateRequest, Removed, SamplingParams, Stored
+from replica.step import Step
+
+
+class EngineMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[bytes] = set()
+        self.messages: dict[tuple[int, int], GenerateRequest] = {}
+        self.seen_outputs = 0
+
+    @initialize(
+        block=st.sampled_from((1, 4, 16)),
+        blocks=st.integers(6, 40),
+        seqs=st.integers(1, 6),
+        budget=st.integers(2, 70),
+        policy=st.sampled_from(("fcfs", "priority")),
+        caching=st.booleans(),
+        slo_ms=st.sampled_from((0.001, 9.0, 200.0)),
+        threshold=st.sampled_from((0, 5)),
+        poison=st.sampled_from((0, 0, 0, 7)),
+    )
+    def start(
+        self, block: int, blocks: int, seqs: int, budget: int, policy: str, caching: bool, slo_ms: float, threshold: int, poison: int
+    ) -> None:
+        self.limits = limits(blocks, block=block, seqs=seqs, budget=budget, waiting=12)
+        self.poison = poison
+        self.runner = PagedRunner(self.limits)
+        self.runner.raise_for = self.raises
+        self.fail_next = False
+        self.driver = Driver(
+            self.runner,
+            scheduling_policy=policy,
+            enable_prefix_caching=caching,
+            inter_token_slo_ms=slo_ms,
+            long_prefill_token_threshold=threshold,
+            max_num_partial_prefills=2,
+        )
+        self.driver.failures_expected = True
+
+    def raises(self, step: Step) -> str:
+        if self.fail_next:
+            self.fail_next = False
+            return "a passing fault"
+        if self.poison and any(row.draw is not None and row.draw.sampling.seed == self.poison for row in step.rows):
+            return "poison"
+        return ""
+
+    @rule(
+        owner=st.integers(0, 1),
+        attempt=st.integers(0, 9),
+        family=st.integers(0, 2),
+        length=st.integers(1, 90),
+        max_tokens=st.integers(0, 40),
+        seed=st.integers(0, 9),
+        priority=st.integers(-1, 1),
+        emitted=st.integers(0, 5),
+        deadline=st.sampled_from((None, None, 0.02, 0.5)),
+        scores=st.sampled_from((None, None, None, 1)),
+        ignore_eos=st.booleans(),
+    )
+    def add(
+        self,
+        owner: int,
+        attempt: int,
+        family: int,
+        length: int,
+        max_tokens: int,
+        seed: int,
+        priority: int,
+        emitted: int,
+        deadline: float | None,
+        scores: int | None,
+        ignore_eos: bool,
+    ) -> None:
+        engine = self.driver.engine
+        message = GenerateRequest(
+            attempt=attempt,
+            request_id="x",
+            choice=0,
+            prompt_ids=tuple(ids(family, length)),
+            block_keys=(),
+            sampling=SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos, prompt_logprobs=scores),
+            emitted_ids=tuple(undisturbed(family, length, seed, emitted)) if max_tokens > emitted else (),
+            priority=priority,
+            deadline_s=deadline,
+        )
+        is_open = engine.ledger.find(owner, attempt) is not None
+        waiting = len(engine.roster.waiting)
+        self.driver.take(engine.flush())
+        if not is_open:
+            self.driver.heard.pop((owner, attempt), None)
+        bounce = engine.submit(owner, message)
+        capacity = self.limits.num_blocks * self.limits.block_size
+        must_bounce = is_open or waiting >= 12 or length + 1 > capacity or length + len(message.emitted_ids) > capacity
+        assert (bounce is not None) == must_bounce
+        if bounce is None:
+            self.messages[(owner, attempt)] = message
+        elif not is_open:
+            self.messages.pop((owner, attempt), None)
+
+    @rule(owner=st.integers(0, 1), attempt=st.integers(0, 9))
+    def cancel(self, owner: int, attempt: int) -> None:
+        self.driver.engine.cancel(owner, attempt)
+        self.driver.take(self.driver.engine.flush())
+
+    @rule(owner=st.integers(0, 1))
+    def lose_connection(self, owner: int) -> None:
+        self.driver.engine.cancel_owner(owner)
+
+    @precondition(lambda self: hasattr(self, "driver"))
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            worked = self.driver.engine.has_work
+            assert (self.driver.step() is not None) >= worked, "work is left, but nothing runs"
+
+    @rule()
+    def failing_step(self) -> None:
+        self.fail_next = True
+        self.driver.step()
+        self.fail_next = False
+
+    @rule(owner=st.integers(0, 1), attempt=st.integers(0, 9), fails=st.booleans())
+    def cancel_during_a_step(self, owner: int, attempt: int, fails: bool) -> None:
+        engine = self.driver.engine
+        step = engine.plan()
+        if step is None:
+            self.driver.take(engine.flush())
+            return
+        self.fail_next = fails
+        engine.cancel(owner, attempt)
+        try:
+            self.driver.take(engine.settle(step, self.runner.execute(step)))
+        except RuntimeError as error:
+            self.driver.take(engine.settle(step, error))
+        self.fail_next = False
+
+    @rule(which=st.integers(0, 5))
+    def force_preemption(self, which: int) -> None:
+        running = self.driver.engine.roster.running
+        if running:
+            self.driver.engine.roster.preempt(running[which % len(running)])
+
+    @invariant()
+    def books_and_events_agree(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        self.driver.engine.check()
+        for output in self.driver.outputs[self.seen_outputs :]:
+            for event in output.events:
+                if isinstance(event, Cleared):
+                    self.known.clear()
+                elif isinstance(event, Stored):
+                    assert not self.known & set(event.keys)
+                    self.known |= set(event.keys)
+                elif isinstance(event, Removed):
+                    assert set(event.keys) <= self.known
+                    self.known -= set(event.keys)
+        self.seen_outputs = len(self.driver.outputs)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        engine = self.driver.engine
+        self.driver.run(5_000)
+        self.books_and_events_agree()
+        assert self.known == {key for key, _ in engine.snapshot()}
+        assert engine.roster.kv.pool.referenced == 0
+        assert engine.ledger.accepted == sum(engine.ledger.ended(reason) for reason in FinishReason)
+        for (owner, attempt), message in self.messages.items():
+            heard = self.driver.heard[(owner, attempt)]
+            assert heard.finish is not None
+            text = [*message.emitted_ids, *heard.token_ids]
+            family = next(f for f in range(3) if ids(f, len(message.prompt_ids)) == list(message.prompt_ids))
+            limit = min(message.sampling.max_tokens, self.limits.num_blocks * self.limits.block_size - len(message.prompt_ids))
+            expected = undisturbed(family, len(message.prompt_ids), message.sampling.seed, max(limit, len(message.emitted_ids)))
+            assert text == expected[: len(text)]
+            if heard.finish is FinishReason.LENGTH:
+                assert len(text) == len(expected)
+
+
+_texts: dict[tuple[int, int, int], list[int]] = {}
+
+
+def undisturbed(family: int, length: int, seed: int, count: int) -> list[int]:
+    """The first `count` tokens of the text in a pool where nothing ever happens."""
+    key = (family, length, seed)
+    if key not in _texts:
+        driver = Driver(PagedRunner(limits(64)), check=False)
+        attempt = driver.add(ids(family, length), 45, seed=seed)
+        driver.run()
+        _texts[key] = driver.text(attempt)
+    return _texts[key][:count]
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -1,0 +1,261 @@
+"""The order of work: decodes first, bounded chunks, skip-ahead within its bound, nothing unschedulable."""
+
+from __future__ import annotations
+
+import pytest
+from core_harness import COST, Driver, PagedRunner, ids, limits
+
+from replica.contract.messages import BounceReason, FinishReason, GenerateRequest, SamplingParams
+from replica.mock_runner import modelled_step_s
+from replica.plan import Shape
+from replica.request import Request
+from replica.scheduling_policy import BYPASSES_MAX
+from replica.step import Step
+
+
+def message(prompt_length: int, max_tokens: int = 8, attempt: int = 900) -> GenerateRequest:
+    return GenerateRequest(
+        attempt, "x", 0, tuple(ids(1, prompt_length)), (), SamplingParams(seed=1, max_tokens=max_tokens, ignore_eos=True)
+    )
+
+
+def started(driver: Driver, attempt: int) -> int:
+    """Number of the first step (from 1) with a row of `attempt`; attempts count from 1, request numbers from 0."""
+    return next(i for i, step in enumerate(driver.runner.steps, 1) if any(row.request == attempt - 1 for row in step.rows))
+
+
+# --- what can never run is refused, what is too long is cut (SCH-01, SCH-11) ---------------------------------------------
+
+
+def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers_and_holds_nobody_up() -> None:
+    driver = Driver(PagedRunner(limits(16, context=512)))
+    bounce = driver.engine.submit(0, message(300))
+    assert bounce is not None and bounce.reason is BounceReason.NEVER_FITS
+    assert "301" in bounce.message and "256" in bounce.message
+    attempts = [driver.add(ids(i, 10), 8) for i in range(10)]
+    driver.run()
+    assert all(driver.finish(attempt) is FinishReason.LENGTH for attempt in attempts)
+
+
+@pytest.mark.parametrize(("prompt", "taken"), [(255, True), (256, False)])
+def test_the_limit_is_prompt_plus_one(prompt: int, taken: bool) -> None:
+    driver = Driver(PagedRunner(limits(16, context=512)))
+    assert (driver.engine.submit(0, message(prompt)) is None) == taken
+    driver.run()
+
+
+def test_max_tokens_beyond_the_pool_ends_by_length_when_it_is_full() -> None:
+    driver = Driver(PagedRunner(limits(16, context=512)))
+    attempt = driver.add(ids(1, 200), 100)
+    driver.run()
+    assert len(driver.text(attempt)) == 56 and driver.finish(attempt) is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("max_tokens", [28, 29, 1000, 2**31 - 1])
+def test_generation_ends_exactly_at_the_context(max_tokens: int) -> None:
+    driver = Driver(PagedRunner(limits(context=128)))
+    attempt = driver.add(ids(1, 100), max_tokens)
+    driver.run()
+    assert len(driver.text(attempt)) == 28 and driver.finish(attempt) is FinishReason.LENGTH
+    assert driver.engine.roster.kv.pool.referenced == 0
+
+
+def test_a_full_queue_bounces() -> None:
+    driver = Driver(PagedRunner(limits(waiting=3)))
+    for i in range(3):
+        driver.add(ids(i, 10), 2)
+    bounce = driver.engine.submit(0, message(10))
+    assert bounce is not None and bounce.reason is BounceReason.QUEUE_FULL
+    driver.run()
+    assert driver.engine.ledger.accepted == 3
+
+
+# --- decodes first, chunks bounded (SCH-04) ------------------------------------------------------------------------------
+
+
+def decodes_of(step: Step) -> int:
+    return sum(1 for row in step.rows if len(row.tokens) == 1 and row.draw is not None)
+
+
+def long_prefill(slo_ms: float, budget: int = 256) -> tuple[Driver, list[Step]]:
+    """Four streams, then a prompt of 1,900 and thirty of 500: the driver, and the steps from the long prompt on."""
+    driver = Driver(PagedRunner(limits(1024, budget=budget, context=2048)), inter_token_slo_ms=slo_ms)
+    for i in range(4):
+        driver.add(ids(i, 20), 400)
+    for _ in range(60):
+        driver.step()
+    before = len(driver.runner.steps)
+    driver.add(ids(50, 1900), 1)
+    for i in range(30):
+        driver.step()
+        driver.add(ids(60 + i, 500), 1)
+    driver.run()
+    return driver, driver.runner.steps[before:]
+
+
+def test_every_step_has_every_running_decode_and_the_long_prompt_moves_in_each() -> None:
+    driver, steps = long_prefill(slo_ms=200)
+    until_done = next(i for i, step in enumerate(steps) if any(row.request == 4 and row.draw for row in step.rows))
+    for step in steps[: until_done + 1]:
+        assert {0, 1, 2, 3} <= {row.request for row in step.rows}
+        assert [row.request for row in step.rows][:4] == [0, 1, 2, 3]
+        assert any(row.request == 4 and len(row.tokens) >= 1 for row in step.rows)
+    assert all(len(driver.text(attempt)) == 400 for attempt in range(1, 5))
+
+
+def test_the_gap_between_tokens_stays_within_two_full_steps() -> None:
+    """The chunk budget is the smaller of the token budget and what the SLO leaves."""
+    for slo_ms, full_s in ((200.0, 8e-3 + 252 * 5e-5 + 4 * 2e-5), (15.0, 15e-3)):
+        _, steps = long_prefill(slo_ms)
+        gaps = sorted(modelled_step_s(COST, step) for step in steps)
+        assert gaps[int(len(gaps) * 0.99) - 1] <= 2 * full_s
+
+
+def test_without_the_slo_the_gap_is_broken() -> None:
+    """Negative control of the test above: with a budget of 2,048 and no SLO a step takes all there is."""
+    _, steps = long_prefill(slo_ms=1e9, budget=2048)
+    assert max(modelled_step_s(COST, step) for step in steps) > 2 * 15e-3
+
+
+def test_a_hopeless_slo_still_lets_one_block_through() -> None:
+    driver = Driver(PagedRunner(limits()), inter_token_slo_ms=0.001)
+    driver.add(ids(1, 20), 100)
+    driver.step()
+    driver.add(ids(2, 160), 1)
+    driver.run()
+    chunks = [len(row.tokens) for step in driver.runner.steps[1:] for row in step.rows if row.request == 1]
+    assert chunks == [16] * 10
+
+
+def test_without_decodes_the_slo_does_not_cut() -> None:
+    driver = Driver(PagedRunner(limits(budget=256)), inter_token_slo_ms=0.001)
+    driver.add(ids(1, 512), 1)
+    assert driver.run() == 2
+
+
+def test_chunks_end_with_a_block_and_long_ones_obey_their_threshold() -> None:
+    driver = Driver(PagedRunner(limits(budget=100)), long_prefill_token_threshold=50)
+    driver.add(ids(1, 200), 1)
+    driver.run()
+    assert [len(step.rows[0].tokens) for step in driver.runner.steps] == [48, 48, 48, 48, 8]
+
+
+@pytest.mark.parametrize("budget", [1, 3, 16, 17])
+def test_tiny_budgets_work(budget: int) -> None:
+    driver = Driver(PagedRunner(limits(budget=budget)))
+    attempts = [driver.add(ids(i, 40), 10) for i in range(4)]
+    driver.run()
+    assert all(len(driver.text(attempt)) == 10 for attempt in attempts)
+
+
+def test_partial_prefills_are_limited() -> None:
+    driver = Driver(PagedRunner(limits(budget=256)), long_prefill_token_threshold=32, max_num_partial_prefills=2)
+    for i in range(6):
+        driver.add(ids(i, 200), 1)
+    while driver.engine.has_work:
+        driver.step()
+        assert sum(1 for request in driver.engine.roster.running if request.computed < len(request.tokens)) <= 2
+
+
+def test_short_prompts_are_not_held_up_by_a_long_one() -> None:
+    driver = Driver(PagedRunner(limits(budget=256)))
+    driver.add(ids(1, 3000), 1)
+    driver.step()
+    short = [driver.add(ids(10 + i, 40), 1) for i in range(3)]
+    driver.step()
+    assert [len(driver.text(attempt)) for attempt in short] == [1, 1, 1]
+    assert len(next(row for row in driver.runner.steps[-1].rows if row.request == 0).tokens) == 128
+    driver.run()
+
+
+# --- skip-ahead and its bound (SCH-06 and DESIGN §3) ---------------------------------------------------------------------
+
+
+def test_small_requests_pass_a_head_that_does_not_fit_and_the_head_is_not_starved() -> None:
+    driver = Driver(PagedRunner(limits(160, budget=2048)))
+    driver.add(ids(1, 900), 60)
+    driver.step()  # 99 or so blocks stay free
+    head = driver.add(ids(2, 2400), 1)
+    small = [driver.add(ids(10 + i, 64), 4) for i in range(4)]
+    driver.step()
+    assert all(started(driver, attempt) == 2 for attempt in small)
+    driver.run()
+    assert started(driver, head) <= 65
+
+
+def test_nobody_is_passed_more_than_the_bound() -> None:
+    driver = Driver(PagedRunner(limits(160, budget=2048)))
+    driver.add(ids(1, 1500), 400)
+    driver.step()
+    head = driver.add(ids(2, 2400), 1)
+    for i in range(3 * BYPASSES_MAX):
+        driver.add(ids(10 + i, 30), 2)
+        driver.step()
+    request = driver.engine.ledger.find(0, head)
+    assert request is not None and request.history.bypasses == BYPASSES_MAX
+    driver.run()
+
+
+def cold_among_hot(bypasses_max: int) -> int:
+    """Longest cached prefix first, an endless stream of hits: how many started before the one cold request did (or at all)."""
+
+    def hot_first(request: Request) -> int:
+        return 0 if request.terms.prompt_length > 500 else 1
+
+    driver = Driver(PagedRunner(limits(1024, seqs=4)), check=False)
+    queue = driver.engine.roster.waiting
+    queue._bypasses_max, queue._rank = bypasses_max, hot_first
+    for i in range(8):
+        driver.add([*ids(1, 512), *ids(20 + i, 16)], 16)
+    cold = driver.add(ids(2, 400), 4)
+    for i in range(600):
+        driver.add([*ids(1, 512), *ids(50 + i, 16)], 16)
+        driver.add([*ids(1, 512), *ids(950 + i, 16)], 16)
+        driver.step()
+        if any(row.request == cold - 1 for row in driver.runner.steps[-1].rows):
+            break
+    first_rows = {row.request for step in driver.runner.steps for row in step.rows}
+    return len([number for number in first_rows if number > cold - 1])
+
+
+def test_a_cold_request_starts_under_a_policy_that_prefers_hits() -> None:
+    assert cold_among_hot(BYPASSES_MAX) <= BYPASSES_MAX + 4
+
+
+def test_without_the_bound_it_starves() -> None:
+    """Negative control of the test above."""
+    assert cold_among_hot(10**9) > 100
+
+
+# --- sizes (SCH-08) and determinism --------------------------------------------------------------------------------------
+
+
+def test_bursts_never_exceed_slots_or_budget() -> None:
+    """PagedRunner asserts both in every step."""
+    driver = Driver(PagedRunner(limits(seqs=4)))
+    for burst in range(10):
+        for i in range(4):
+            driver.add(ids(burst * 4 + i, 30), 20)
+        driver.step()
+    driver.run()
+    assert max(len(step.rows) for step in driver.runner.steps) == 4
+
+
+def test_the_same_calls_give_the_same_steps() -> None:
+    def trace() -> list[Step]:
+        driver = Driver(PagedRunner(limits(60, seqs=8)))
+        for i in range(20):
+            driver.add(ids(i % 7, 40 + i), 60)
+            driver.step()
+        driver.run()
+        return driver.runner.steps
+
+    first, second = trace(), trace()
+    assert [[(row.request, row.start, list(row.tokens)) for row in step.rows] for step in first] == [
+        [(row.request, row.start, list(row.tokens)) for row in step.rows] for step in second
+    ]
+
+
+def test_shape_predicts_by_the_shared_model() -> None:
+    shape = Shape(prefill_tokens=100, decodes=10, context_tokens=5000, prefill_context=0)
+    assert shape.predict_s(COST) == pytest.approx(8e-3 + 100 * 5e-5 + 10 * 2e-5 + 5000 * 4e-8)

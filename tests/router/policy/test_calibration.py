@@ -1,0 +1,72 @@
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.policy.calibration import WINDOW, Calibration, Calibrations
+
+
+def taught(factor: float, count: int = 200, noise: float = 0.2) -> Calibration:
+    one, random = Calibration(), Random(1)
+    for i in range(count):
+        predicted = random.uniform(0.0, 2.0)
+        one.observe(predicted, predicted * factor * random.uniform(1 - noise, 1 + noise), 0.05, now=i * 0.1)
+    return one
+
+
+def test_cold_it_is_neutral_and_careful() -> None:
+    one = Calibration()
+    assert one.scale(0.0) == 1.0
+    assert one.quantile_s(1.0, 0.1, 0.5, 0.0) == pytest.approx(1.0)
+    assert 1.2 < one.quantile_s(1.0, 0.1, 0.98, 0.0) < 1.6
+    assert 0.5 < one.quantile_s(1.0, 0.1, 0.1, 0.0) < 0.9
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.5, 2.0, 4.0])
+def test_a_model_wrong_by_a_factor_is_learned(factor: float) -> None:
+    assert taught(factor).scale(20.0) == pytest.approx(factor, rel=0.15)
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.98])
+def test_the_quantiles_cover_what_they_say(quantile: float) -> None:
+    one, random, below = taught(1.5), Random(2), 0
+    for i in range(400):
+        predicted = random.uniform(0.0, 2.0)
+        actual = predicted * 1.5 * random.uniform(0.8, 1.2)
+        below += actual <= one.quantile_s(predicted, 0.05, quantile, now=20.0 + i * 0.1)
+        one.observe(predicted, actual, 0.05, now=20.0 + i * 0.1)
+    assert below / 400 == pytest.approx(quantile, abs=0.06)
+
+
+def test_what_is_no_longer_fed_returns_to_one() -> None:
+    one = taught(6.0)
+    assert one.scale(20.0) > 4
+    assert one.scale(20.0 + 300.0) == pytest.approx(1.0, abs=0.01)
+
+
+def test_instant_predictions_do_not_move_the_scale() -> None:
+    one = Calibration()
+    for i in range(500):
+        one.observe(0.0, 0.04, 0.05, now=i * 0.1)
+    assert one.scale(50.0) == 1.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 10)), max_size=300))
+def test_it_is_bounded_and_finite_whatever_it_sees(observations: list[tuple[float, float, float]]) -> None:
+    one = Calibration()
+    for i, (predicted, actual, grain) in enumerate(observations):
+        one.observe(predicted, actual, grain, now=float(i))
+    assert 1 / 8 <= one.scale(float(len(observations))) <= 8
+    assert len(one._window) == len(one._sorted) <= WINDOW
+    assert one._sorted == sorted(one._window)
+    assert one.quantile_s(1.0, 0.1, 0.98, 0.0) >= one.quantile_s(1.0, 0.1, 0.1, 0.0) >= 0.0
+
+
+def test_a_length_speaks_for_itself_once_it_has_enough() -> None:
+    one = Calibrations()
+    for i in range(7):
+        one.observe_ttft(3000, 1.0, 4.0, 0.01, now=float(i))
+    assert one.ttft(100) is one.ttft(3000)
+    one.observe_ttft(3000, 1.0, 4.0, 0.01, now=8.0)
+    assert one.ttft(100) is not one.ttft(3000)

