@@ -1,0 +1,74 @@
+"""One Serve application from one configuration: routers before replicas."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+import ray
+from ray import serve
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from cluster.config import Config, parse
+from cluster.replica_deployment import Replica
+from cluster.router_deployment import Router
+
+SECRET_BYTES = 32
+STOP_MARGIN_S = 10.0  # after a drain: links close, buffers empty
+MAX_ONGOING_REQUESTS = 100_000  # the router's own admission decides, never Serve's counter
+_SECRET_KEY = b"rantang/link-secret"
+
+
+def build(config: Config) -> Application:
+    """Routers (the ingress) with a handle to the replicas. The secret of the link goes to both as an argument."""
+    secret = link_secret()
+    stop_s = config.router.drain_timeout_s + STOP_MARGIN_S
+    serving = config.serve
+    replica = serve.deployment(
+        Replica,
+        name="Replica",
+        num_replicas=serving.replicas,
+        ray_actor_options={"num_cpus": serving.replica_cpus, "num_gpus": serving.replica_gpus},
+        health_check_period_s=serving.health_check_period_s,
+        health_check_timeout_s=serving.health_check_timeout_s,
+        graceful_shutdown_timeout_s=stop_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        request_router_config=RequestRouterConfig(request_router_class="cluster.membership:LinkMembership"),
+    )
+    router = serve.deployment(
+        serve.ingress(None)(Router),
+        name="Router",
+        num_replicas=serving.routers,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        health_check_period_s=serving.health_check_period_s,
+        health_check_timeout_s=serving.health_check_timeout_s,
+        graceful_shutdown_timeout_s=stop_s,
+        graceful_shutdown_wait_loop_s=0.1,
+    )
+    application: Application = router.bind(config, secret, replica.bind(config, secret))
+    return application
+
+
+def build_from_args(args: dict[str, Any]) -> Application:
+    """For `serveConfigV2`: `args` is the configuration tree. Misspelled keys are refused, which Ray's own schema does not do."""
+    return build(parse(args, source="args"))
+
+
+def app_name(config: Config) -> str:
+    """The application's name in Ray, and so in the names of its actors and processes: the model's."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", config.model_name).strip("-.") or "model"
+
+
+def link_secret() -> bytes:
+    """The cluster's secret: drawn once and kept by Ray, so that building again changes nothing and restarts nobody."""
+    if not ray.is_initialized():
+        return secrets.token_bytes(SECRET_BYTES)
+    _internal_kv_put(_SECRET_KEY, secrets.token_bytes(SECRET_BYTES), overwrite=False)
+    kept = _internal_kv_get(_SECRET_KEY)
+    if not isinstance(kept, bytes) or len(kept) != SECRET_BYTES:
+        raise RuntimeError("Ray did not keep the secret of the link")
+    return kept

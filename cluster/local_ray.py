@@ -1,0 +1,82 @@
+"""A Ray of our own on this machine, or a connection to one that runs already."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from pathlib import Path
+
+from cluster import environment
+from cluster.config import Config
+from cluster.run_directory import RunDirectory
+
+OBJECT_STORE_BYTES = 80_000_000  # Ray's least; tokens never pass through it
+GCS = "gcs_server"
+RAYLET = "raylet"
+
+
+def joined_address(config: Config) -> str | None:
+    """The running cluster to join, from the configuration or RAY_ADDRESS; None: start one."""
+    return config.serve.ray_address or os.environ.get("RAY_ADDRESS") or None
+
+
+def prepare(config: Config, run: RunDirectory) -> bool:
+    """Set the environment of a local cluster. True if HAProxy serves. Call before anything imports ray."""
+    binary = environment.find_haproxy() if config.serve.haproxy else None
+    haproxy = environment.mortal(binary, run.path / "haproxy") if binary is not None else None
+    variables = environment.serve_environment(config, haproxy=haproxy, scratch=run.path)
+    if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(run.write_token())}
+    environment.apply(variables)
+    return haproxy is not None
+
+
+def start(config: Config, run: RunDirectory) -> None:
+    """Start Ray under `run`. Its processes end with this one, even when this one is killed. Raises what ray.init raises."""
+    import ray
+
+    serving = config.serve
+    cores = os.cpu_count() or 1
+    ray.init(
+        address="local",
+        num_cpus=max(cores, math.ceil(serving.replicas * serving.replica_cpus)),
+        include_dashboard=serving.dashboard,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=serving.log_level == "debug",
+        logging_level=_level(config),
+        configure_logging=True,
+        _temp_dir=str(run.path / "ray"),
+    )
+    _quiet(config)
+
+
+def join(config: Config, address: str) -> None:
+    """Connect to a running cluster. Raises ConnectionError (or what ray.init raises)."""
+    import ray
+
+    ray.init(address=address, log_to_driver=config.serve.log_level == "debug", logging_level=_level(config))
+    _quiet(config)
+
+
+def stop() -> None:
+    """Disconnect, and end a Ray that `start` began."""
+    import ray
+
+    ray.shutdown()
+
+
+def session_logs(run: RunDirectory) -> Path:
+    return run.path / "ray" / "session_latest" / "logs"
+
+
+def _level(config: Config) -> int:
+    return int(getattr(logging, config.serve.log_level.upper())) if config.serve.log_level == "debug" else logging.ERROR
+
+
+def _quiet(config: Config) -> None:
+    """Ray's own loggers in this process say errors only; importing ray.serve first, because that sets its logger to INFO."""
+    from ray import serve  # noqa: F401
+
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(_level(config))

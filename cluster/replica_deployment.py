@@ -1,0 +1,68 @@
+"""The Serve deployment of one engine: lifecycle only. Its tokens travel on the link, of which Serve knows nothing."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+from ray import serve
+
+from cluster import membership, telemetry
+from cluster.config import Config
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def threads_per_replica(cores: int, replicas: int) -> int:
+    """An equal share of a machine's cores: more threads than cores spin against each other."""
+    return max(1, cores // max(1, replicas))
+
+
+class Replica:
+    """Started and stopped by Serve. Serve awaits `__del__` before it kills the process: that is where streams drain."""
+
+    async def __init__(self, config: Config, secret: bytes) -> None:
+        context = serve.get_replica_context()
+        self._replica_id = context.replica_id.unique_id
+        self._drain_timeout_s = config.router.drain_timeout_s
+        telemetry.configure(config.serve, process=f"replica {self._replica_id}")
+        self._log = telemetry.logger().bind(model=config.model_name, replica=self._replica_id)
+        engine = config.engine
+        threads = engine.num_threads or threads_per_replica(os.cpu_count() or 1, config.serve.replicas)
+        for name in THREAD_VARIABLES:
+            os.environ[name] = str(threads)  # read when torch is imported, which happens below for the first time
+        from replica.server import ReplicaServer
+
+        engine = engine.model_copy(update={"num_threads": threads, "served_model_name": config.model_name})
+        host = str(ray.util.get_node_ip_address())
+        self._server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage)
+        await self._server.start()
+        self._log.info("replica ready", threads=threads)
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        host, port = self._server.address
+        return membership.publish(host, port)
+
+    def check_health(self) -> None:
+        """Raises when the engine makes no progress with work pending: Serve replaces the replica."""
+        self._server.check_health()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self._server.stats().items() if isinstance(value, int | float)}
+
+    async def stats(self) -> dict[str, Any]:
+        """For people and tests; load for routing travels on the link."""
+        return {"replica_id": self._replica_id, "pid": os.getpid(), **self._server.stats()}
+
+    async def __del__(self) -> None:
+        server = getattr(self, "_server", None)
+        if server is None:  # the constructor failed
+            return
+        del self._server
+        await server.drain(self._drain_timeout_s)
+        await server.stop()
+        self._log.info("replica stopped")
+
+    def _on_stage(self, stage: str, seconds: float) -> None:
+        self._log.info("stage", stage=stage, seconds=round(seconds, 3))

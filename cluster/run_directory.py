@@ -1,0 +1,70 @@
+"""The scratch directory of one `rantang serve`: Ray's sessions, HAProxy's files, the token. Short, because sockets lie in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+
+PREFIX = "rantang-"
+_LOCK = "lock"
+_TOKEN_BYTES = 32
+
+
+class RunDirectory:
+    """Exists from `create` to `remove`. Locked while its process lives, so that leftovers of killed runs can be told and removed."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, parent: Path | None = None) -> RunDirectory:
+        """A new one, readable by this user alone. Removes those of this user that no process holds any more."""
+        parent = parent or Path(tempfile.gettempdir())
+        _sweep(parent)
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return cls(path, lock)
+
+    def write_token(self) -> Path:
+        """Ray's token for this cluster: a file that only this user can read, so that it is in nobody's environment."""
+        path = self.path / "ray-token"
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(secrets.token_hex(_TOKEN_BYTES))
+        return path
+
+    def remove(self) -> None:
+        """Idempotent. What another process still writes is left to the next sweep."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def keep(self) -> None:
+        """Leave the files for whoever looks for the cause of a failure; the next start removes them."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _sweep(parent: Path) -> None:
+    for path in sorted(parent.glob(PREFIX + "*")):
+        try:
+            if path.stat().st_uid != os.getuid() or path.is_symlink():
+                continue
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # its process lives
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)
