@@ -18,6 +18,7 @@ from cluster.router_deployment import Router
 
 SECRET_BYTES = 32
 STOP_MARGIN_S = 10.0  # after a drain: links close, buffers empty
+HEALTH_CHECK_TIMEOUT_S = 10.0  # a process whose check takes longer is replaced
 MAX_ONGOING_REQUESTS = 100_000  # the router's own admission decides, never Serve's counter
 _SECRET_KEY = b"rantang/link-secret"
 
@@ -31,9 +32,9 @@ def build(config: Config) -> Application:
         Replica,
         name="Replica",
         num_replicas=serving.replicas,
-        ray_actor_options={"num_cpus": serving.replica_cpus, "num_gpus": serving.replica_gpus},
+        ray_actor_options={"num_cpus": serving.replica_cpus},
         health_check_period_s=serving.health_check_period_s,
-        health_check_timeout_s=serving.health_check_timeout_s,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=stop_s,
         graceful_shutdown_wait_loop_s=0.1,
         request_router_config=RequestRouterConfig(request_router_class="cluster.membership:LinkMembership"),
@@ -42,10 +43,10 @@ def build(config: Config) -> Application:
         serve.ingress(None)(Router),
         name="Router",
         num_replicas=serving.routers,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": serving.router_cpus},
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         health_check_period_s=serving.health_check_period_s,
-        health_check_timeout_s=serving.health_check_timeout_s,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=stop_s,
         graceful_shutdown_wait_loop_s=0.1,
     )

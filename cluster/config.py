@@ -35,19 +35,19 @@ class ServeConfig(BaseModel):
     replicas: int = Field(2, ge=1, le=1024, description="Copies of the model. Two, so that one may die or be replaced.")
     routers: int = Field(1, ge=1, le=256, description="Router processes; one carries several replicas.")
     replica_cpus: float = Field(
-        0.0, ge=0, description="CPUs Ray reserves per replica; 0 on one machine, where threads are divided instead."
+        0.0,
+        ge=0,
+        description="CPUs Ray reserves per replica, and so its threads; 0 on one machine: cores ÷ replicas threads, none reserved.",
     )
-    replica_gpus: float = Field(0.0, ge=0, description="GPUs Ray reserves per replica.")
+    router_cpus: float = Field(0.0, ge=0, description="CPUs Ray reserves per router; above 0 keeps it off a head node without CPUs.")
     ray_address: str | None = Field(None, description="Join this Ray cluster instead of starting one, e.g. 'auto' or 'host:6379'.")
     dashboard: bool = Field(False, description="Start Ray's dashboard with a local Ray; it costs about 150 MB.")
     haproxy: bool = Field(True, description="Listen through HAProxy where it can run; otherwise one router's own port serves.")
     health_check_period_s: float = Field(
         1.0, gt=0, description="Between two health checks of a replica; sets how soon a dead one is replaced."
     )
-    health_check_timeout_s: float = Field(10.0, gt=0, description="A replica whose check takes longer is replaced.")
     start_timeout_s: float = Field(900.0, gt=0, description="Until the first replica must be ready; includes a model's download.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="Least level that is logged.")
-    log_format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, else JSON lines.")
 
 
 class Config(BaseModel):
@@ -62,9 +62,11 @@ class Config(BaseModel):
     @property
     def model_name(self) -> str:
         """The name in the API: `served_model_name`, or the last part of `model` without a weight file's suffix."""
+        model = self.engine.model
         if self.engine.served_model_name:
             return self.engine.served_model_name
-        return Path(self.engine.model.rstrip("/")).name.removesuffix(".gguf") or self.engine.model
+        path = Path(model).expanduser()
+        return (path.resolve().name if path.exists() else model.rstrip("/").rsplit("/", 1)[-1]).removesuffix(".gguf") or model
 
 
 SECTIONS: dict[str, type[BaseModel]] = {"engine": EngineConfig, "router": RouterConfig, "serve": ServeConfig}

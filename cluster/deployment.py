@@ -74,30 +74,62 @@ def wait_ready(config: Config, url: str) -> None:
 
 def replica_stats(config: Config) -> dict[str, Any]:
     """What one replica says of itself (they are alike), {} if it does not answer."""
-    from ray import serve
-
-    from cluster.app import app_name
-
     try:
-        handle = serve.get_deployment_handle("Replica", app_name(config))
-        return dict(handle.stats.remote().result(timeout_s=_HTTP_TIMEOUT_S))
-    except Exception:
+        return dict(_handle("Replica", config).stats.remote().result(timeout_s=_HTTP_TIMEOUT_S))
+    except Exception:  # only for show
         return {}
 
 
 def take_down(config: Config, interrupted: Callable[[], bool]) -> bool:
-    """Drain and delete the application. True if all was drained, False if `interrupted` or the time was up before."""
+    """Let running requests finish, then delete the application. False if `interrupted` or the time was up before."""
     from ray import serve
 
     from cluster.app import STOP_MARGIN_S, app_name
 
     deadline = time.monotonic() + config.router.drain_timeout_s + 2 * STOP_MARGIN_S
+
+    def hopeless() -> bool:
+        return interrupted() or time.monotonic() > deadline
+
+    if not _close_routers(config, hopeless):
+        return False
     serve.delete(app_name(config), _blocking=False)
     while app_name(config) in serve.status().applications:
-        if interrupted() or time.monotonic() > deadline:
+        if hopeless():
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def _close_routers(config: Config, hopeless: Callable[[], bool]) -> bool:
+    """Tell every router to let nothing new in and wait for the last request. A router that is gone has none."""
+    routers = _handle("Router", config)
+    try:
+        routers.stats.remote().result(timeout_s=_HTTP_TIMEOUT_S)  # a new handle broadcasts to nobody until it has learnt who is there
+    except Exception:
+        return True
+    answers = routers.broadcast("drain", config.router.drain_timeout_s)
+    while not hopeless():
+        try:
+            answers.results(timeout_s=_POLL_S)
+        except TimeoutError:
+            continue
+        except Exception:  # the cluster itself is going down: nothing left to wait for
+            pass
+        return True
+    return False
+
+
+def _handle(name: str, config: Config) -> Any:
+    """A handle for control calls; it listens on a thread of its own, because this process has no event loop."""
+    from ray import serve
+
+    from cluster.app import app_name
+
+    handle = serve.get_deployment_handle(name, app_name(config))
+    if not handle.is_initialized:
+        handle._init(_run_router_in_separate_loop=True)
+    return handle
 
 
 def public_url(config: Config) -> str:

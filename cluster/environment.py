@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from cluster.config import Config
+from cluster.cores import usable_cores
 
 RUN_MARK = "RANTANG_RUN"  # in the environment of every process of one `rantang serve`: how leftovers are found
 LONGEST_STREAM_S = 3600
@@ -30,6 +31,7 @@ def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) ->
     common = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no GPU reserved must not hide the GPUs
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # if this process is killed, Ray's agents look for their head no longer than this
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # user code on the main loop, no request log per token
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer before us that must first notice
@@ -49,7 +51,7 @@ def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) ->
     return common | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy),
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(1 if (os.cpu_count() or 1) <= 4 else 2),
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(1 if usable_cores() <= 4 else 2),
         "RAY_SERVE_HAPROXY_TCP_NODELAY": "1",
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request; the router's /metrics says more
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cluster import environment
 from cluster.config import Config
+from cluster.cores import usable_cores
 from cluster.run_directory import RunDirectory
 
 OBJECT_STORE_BYTES = 80_000_000  # Ray's least; tokens never pass through it
@@ -37,10 +38,10 @@ def start(config: Config, run: RunDirectory) -> None:
     import ray
 
     serving = config.serve
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     ray.init(
         address="local",
-        num_cpus=max(cores, math.ceil(serving.replicas * serving.replica_cpus)),
+        num_cpus=max(cores, math.ceil(serving.replicas * serving.replica_cpus + serving.routers * serving.router_cpus)),
         include_dashboard=serving.dashboard,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=serving.log_level == "debug",

@@ -10,13 +10,9 @@ from ray import serve
 
 from cluster import membership, telemetry
 from cluster.config import Config
+from cluster.cores import threads_per_replica, usable_cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-def threads_per_replica(cores: int, replicas: int) -> int:
-    """An equal share of a machine's cores: more threads than cores spin against each other."""
-    return max(1, cores // max(1, replicas))
 
 
 class Replica:
@@ -29,7 +25,7 @@ class Replica:
         telemetry.configure(config.serve, process=f"replica {self._replica_id}")
         self._log = telemetry.logger().bind(model=config.model_name, replica=self._replica_id)
         engine = config.engine
-        threads = engine.num_threads or threads_per_replica(os.cpu_count() or 1, config.serve.replicas)
+        threads = engine.num_threads or threads_per_replica(usable_cores(), config.serve.replicas, config.serve.replica_cpus)
         for name in THREAD_VARIABLES:
             os.environ[name] = str(threads)  # read when torch is imported, which happens below for the first time
         from replica.server import ReplicaServer

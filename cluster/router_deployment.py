@@ -10,6 +10,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster import membership, telemetry
 from cluster.config import Config
+from cluster.drain_gate import DrainGate
 from router.link import Member
 
 
@@ -32,12 +33,18 @@ class Router:
             secret=secret,
         )
         await self._server.start()
+        self._gate = DrainGate(self._server.app)
         self._loop = asyncio.get_running_loop()
         membership.follow(replicas, self._from_any_thread)
         self._log.info("router ready")
 
-    def __serve_build_asgi_app__(self) -> Any:
-        return self._server.app
+    def __serve_build_asgi_app__(self) -> DrainGate:
+        return self._gate
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Let nothing new in; True once the last request has left, False if that takes longer."""
+        self._gate.close()
+        return await self._gate.wait_idle(timeout_s)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._server.stats().items() if isinstance(value, int | float)}

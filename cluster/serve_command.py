@@ -10,6 +10,7 @@ from types import FrameType
 
 from cluster import deployment, local_ray, processes, stages
 from cluster.config import Config
+from cluster.cores import usable_cores
 from cluster.preflight import StartError, check_port, find_model
 from cluster.run_directory import RunDirectory
 
@@ -17,7 +18,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 _WATCH_PERIOD_S = 1.0
-_END_GRACE_S = 3.0
+_END_GRACE_S = 1.0
 
 
 class _Interrupted(BaseException):
@@ -74,7 +75,7 @@ def run(config: Config) -> int:
             show.note = config.model_name if files is None else f"{config.model_name} ({files.kind}, {files.revision})"
         directory = RunDirectory.create()
         status = _serve(config, signals, show, directory)
-    except _Interrupted:
+    except (_Interrupted, KeyboardInterrupt, SystemExit):  # the latter two: ray.init sets handlers of its own for a while
         stages.error("stopped while starting")
         status = EXIT_INTERRUPTED
     except StartError as error:
@@ -113,7 +114,7 @@ def _start_ray(config: Config, signals: Signals, show: stages.Stages, directory:
         if address is None:
             processes.adopt_orphans()
             haproxy = local_ray.prepare(config, directory)
-        show.note = f"{os.cpu_count()} cores" + ("" if haproxy else "; HAProxy does not run here: the router's own port serves")
+        show.note = f"{usable_cores()} cores" + ("" if haproxy else "; HAProxy does not run here: the router's own port serves")
     with show.stage("ray"):
         if address is None:
             local_ray.start(config, directory)

@@ -26,7 +26,7 @@ EventDict = MutableMapping[str, Any]
 
 def configure(config: ServeConfig, process: str) -> None:
     """Logs of this process go to stderr, which Ray keeps per process; traces to OTLP if the usual variable names a collector."""
-    console = config.log_format == "console" or (config.log_format == "auto" and sys.stderr.isatty())
+    console = sys.stderr.isatty()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
