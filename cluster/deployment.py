@@ -86,16 +86,13 @@ def take_down(config: Config, interrupted: Callable[[], bool]) -> bool:
 
     from cluster.app import STOP_MARGIN_S, app_name
 
-    deadline = time.monotonic() + config.router.drain_timeout_s + 2 * STOP_MARGIN_S
-
-    def hopeless() -> bool:
-        return interrupted() or time.monotonic() > deadline
-
-    if not _close_routers(config, hopeless):
+    drained_by = time.monotonic() + config.router.drain_timeout_s
+    if not _close_routers(config, lambda: interrupted() or time.monotonic() > drained_by):
         return False
     serve.delete(app_name(config), _blocking=False)
+    gone_by = time.monotonic() + STOP_MARGIN_S  # nothing runs any more; a frozen replica is not waited for longer
     while app_name(config) in serve.status().applications:
-        if hopeless():
+        if interrupted() or time.monotonic() > gone_by:
             return False
         time.sleep(_POLL_S)
     return True

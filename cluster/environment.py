@@ -35,7 +35,7 @@ def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) ->
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # user code on the main loop, no request log per token
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer before us that must first notice
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",  # a dead HAProxy is replaced after three of these
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a dead HAProxy is replaced after three of these
     }
     if not config.serve.dashboard:
         common["RAY_task_events_report_interval_ms"] = "0"  # only the dashboard reads them

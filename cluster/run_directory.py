@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 PREFIX = "rantang-"
+PARENT_BYTES_MAX = 20  # a socket's path has 107 bytes, and Ray's sessions and HAProxy's node directories use the rest
 _LOCK = "lock"
 _TOKEN_BYTES = 32
 
@@ -24,7 +25,7 @@ class RunDirectory:
     @classmethod
     def create(cls, parent: Path | None = None) -> RunDirectory:
         """A new one, readable by this user alone. Removes those of this user that no process holds any more."""
-        parent = parent or Path(tempfile.gettempdir())
+        parent = parent or _short_parent()
         _sweep(parent)
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -50,6 +51,12 @@ class RunDirectory:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _short_parent() -> Path:
+    """The usual place for temporary files, unless its name is so long that sockets below it could not be bound."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(os.fsencode(usual)) <= PARENT_BYTES_MAX else Path("/tmp")
 
 
 def _sweep(parent: Path) -> None:

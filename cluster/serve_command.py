@@ -114,7 +114,9 @@ def _start_ray(config: Config, signals: Signals, show: stages.Stages, directory:
         if address is None:
             processes.adopt_orphans()
             haproxy = local_ray.prepare(config, directory)
-        show.note = f"{usable_cores()} cores" + ("" if haproxy else "; HAProxy does not run here: the router's own port serves")
+            if not haproxy and config.serve.routers > 1:
+                raise StartError(f"without HAProxy one router serves, not {config.serve.routers}; give --routers 1")
+        show.note = f"{usable_cores()} cores" + _without_haproxy(config, haproxy)
     with show.stage("ray"):
         if address is None:
             local_ray.start(config, directory)
@@ -151,6 +153,12 @@ def _start_application(config: Config, show: stages.Stages, haproxy: bool) -> No
             seconds=show.elapsed_s,
         )
     )
+
+
+def _without_haproxy(config: Config, haproxy: bool) -> str:
+    if haproxy:
+        return ""
+    return f"; {'HAProxy cannot run here' if config.serve.haproxy else 'no HAProxy'}: the router's own port serves"
 
 
 def _dashboard_url() -> str:

@@ -49,11 +49,11 @@ class Stages:
                 yield
         else:
             yield
-        self._console.print(Text(f"{name:<{_NAME_WIDTH}}{time.monotonic() - start:6.1f} s  {self.note}".rstrip()))
+        self._console.print(Text(f"{name:<{_NAME_WIDTH}}{time.monotonic() - start:6.1f} s  {self.note}".rstrip()), soft_wrap=True)
         self._flush()
 
     def say(self, line: str) -> None:
-        self._console.print(Text(line))
+        self._console.print(Text(line), soft_wrap=True)
         self._flush()
 
     def box(self, summary: Summary) -> None:
