@@ -34,6 +34,7 @@ class Replica:
         host = str(ray.util.get_node_ip_address())
         self._server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage)
         await self._server.start()
+        self._dtype = str(getattr(self._server, "dtype", engine.dtype))
         self._log.info("replica ready", threads=threads)
 
     def record_replica_metadata(self) -> dict[str, Any]:
@@ -49,7 +50,7 @@ class Replica:
 
     async def stats(self) -> dict[str, Any]:
         """For people and tests; load for routing travels on the link."""
-        return {"replica_id": self._replica_id, "pid": os.getpid(), **self._server.stats()}
+        return {"replica_id": self._replica_id, "pid": os.getpid(), "dtype": self._dtype, **self._server.stats()}
 
     async def __del__(self) -> None:
         server = getattr(self, "_server", None)

@@ -141,14 +141,14 @@ def _start_application(config: Config, show: stages.Stages, haproxy: bool) -> No
         deployment.wait_ready(config, url)
         show.note = url
     replica = deployment.replica_stats(config)
-    kv_tokens = replica.get("kv_tokens")
+    kv_tokens = int(replica.get("num_blocks", 0) * replica.get("block_size", 0))
     show.box(
         stages.Summary(
             url=url,
             model=config.model_name,
             dtype=str(replica.get("dtype", config.engine.dtype)),
             replicas=config.serve.replicas,
-            kv_tokens=int(kv_tokens) * config.serve.replicas if kv_tokens is not None else None,
+            kv_tokens=kv_tokens * config.serve.replicas or None,
             dashboard=_dashboard_url() if config.serve.dashboard else None,
             seconds=show.elapsed_s,
         )

@@ -26,10 +26,12 @@ EventDict = MutableMapping[str, Any]
 
 def configure(config: ServeConfig, process: str) -> None:
     """Logs of this process go to stderr, which Ray keeps per process; traces to OTLP if the usual variable names a collector."""
-    console = sys.stderr.isatty()
+    stream = sys.__stderr__ or sys.stderr  # not what Serve puts in its place, which would log our lines once more at its own level
+    console = stream.isatty()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            Named(process),
             RateLimit(time.monotonic),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -37,10 +39,9 @@ def configure(config: ServeConfig, process: str) -> None:
             structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, config.log_level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(stream),  # Serve replaces print() in its processes
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(process=process)
     if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         _export_traces(process)
 
@@ -48,6 +49,17 @@ def configure(config: ServeConfig, process: str) -> None:
 def logger() -> Any:
     """The logger of this process; bind what every line should carry."""
     return structlog.get_logger()
+
+
+class Named:
+    """A structlog processor. Puts the process's name on every line."""
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+
+    def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
+        event["process"] = self._process
+        return event
 
 
 class RateLimit:
