@@ -50,7 +50,7 @@ def wait_running(config: Config, on_progress: Callable[[int], None]) -> None:
             if application.status == "RUNNING":
                 return
             if application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise StartError(_cause([application.message, *(one.message for one in application.deployments.values())]))
+                raise StartError(cause([application.message, *(one.message for one in application.deployments.values())]))
         time.sleep(_POLL_S)
     raise StartError(f"the replicas were not ready within {config.serve.start_timeout_s:g} s (start_timeout_s)")
 
@@ -135,7 +135,7 @@ def public_url(config: Config) -> str:
     return f"http://{host}:{config.serve.port}"
 
 
-def _cause(messages: list[str]) -> str:
+def cause(messages: list[str]) -> str:
     """The line that says what went wrong: the last exception of the last message that has one."""
     for message in reversed(messages):
         lines = [line.strip() for line in message.splitlines() if line.strip()]

@@ -59,7 +59,7 @@ def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) ->
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM_S),
         "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": str(IDLE_CLOSE_S),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "a.sock"),  # a node id of 56 letters comes before it, and 97 are allowed
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(scratch / "metrics.sock"),

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 PREFIX = "rantang-"
-PARENT_BYTES_MAX = 20  # a socket's path has 107 bytes, and Ray's sessions and HAProxy's node directories use the rest
+PARENT_BYTES_MAX = 15  # HAProxy takes 97 bytes for the path of its socket; the names below this leave no more
 _LOCK = "lock"
 _TOKEN_BYTES = 32
 

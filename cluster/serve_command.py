@@ -81,7 +81,7 @@ def run(config: Config) -> int:
     except StartError as error:
         stages.error(str(error))
     except Exception as error:
-        stages.error(f"{type(error).__name__}: {error}")
+        stages.error(deployment.cause([f"{type(error).__name__}: {error}"]))
         if config.serve.log_level == "debug":
             raise
     finally:
