@@ -49,6 +49,7 @@ def start(config: Config, run: RunDirectory) -> None:
         configure_logging=True,
         _temp_dir=str(run.path / "ray"),
     )
+    (run.path / "ray-address").write_text(ray.get_runtime_context().gcs_address)  # for `ray status` and other drivers, with the token
     _quiet(config)
 
 

@@ -114,7 +114,7 @@ class Driver:
 
     def __init__(self, stack: Stack) -> None:
         run = stack.run_directory()
-        address = (run / "ray" / "ray_current_cluster").read_text().strip()
+        address = (run / "ray-address").read_text()
         environment = {
             **stack.environment(),
             "RAY_ADDRESS": address,
