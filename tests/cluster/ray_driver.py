@@ -28,8 +28,8 @@ def application(name: str) -> dict[str, Any]:
     status = serve.status().applications.get(name)
     if status is None:
         return {"status": None, "message": ""}
-    deployments = {name: {str(state): count for state, count in one.replica_states.items()} for name, one in status.deployments.items()}
-    return {"status": str(status.status), "message": status.message, "deployments": deployments}
+    deployments = {name: {state.value: count for state, count in one.replica_states.items()} for name, one in status.deployments.items()}
+    return {"status": status.status.value, "message": status.message, "deployments": deployments}
 
 
 def scale(tree: dict[str, Any]) -> None:
