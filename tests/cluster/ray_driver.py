@@ -28,8 +28,7 @@ def application(name: str) -> dict[str, Any]:
     status = serve.status().applications.get(name)
     if status is None:
         return {"status": None, "message": ""}
-    deployments = {name: {state.value: count for state, count in one.replica_states.items()} for name, one in status.deployments.items()}
-    return {"status": status.status.value, "message": status.message, "deployments": deployments}
+    return {"status": status.status.value, "message": status.message}
 
 
 def scale(tree: dict[str, Any]) -> None:
