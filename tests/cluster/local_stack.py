@@ -75,10 +75,12 @@ class Stack:
         except OSError:
             return 0
 
-    def stream(self, tokens: int) -> Any:
+    def stream(self, tokens: int, prefix: str = "") -> Any:
         """A completion of exactly `tokens` tokens, streamed; read it with `read_stream`."""
         body = {"model": "smollm2", "prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "stream": True, "return_token_ids": True}
-        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+        request = urllib.request.Request(
+            self.url + prefix + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
         return urllib.request.urlopen(request, timeout=120)
 
     def titles(self) -> dict[int, str]:

@@ -16,12 +16,8 @@ from cluster.app import build, link_secret
 from cluster.config import parse
 
 
-def router_stats() -> dict[str, Any]:
-    return dict(serve.get_deployment_handle("Router", "smollm2").stats.remote().result(timeout_s=60))
-
-
-def replica_stats() -> dict[str, Any]:
-    return dict(serve.get_deployment_handle("Replica", "smollm2").stats.remote().result(timeout_s=60))
+def router_stats(name: str = "smollm2") -> dict[str, Any]:
+    return dict(serve.get_deployment_handle("Router", name).stats.remote().result(timeout_s=60))
 
 
 def application(name: str) -> dict[str, Any]:
@@ -31,7 +27,7 @@ def application(name: str) -> dict[str, Any]:
     return {"status": status.status.value, "message": status.message}
 
 
-def scale(tree: dict[str, Any]) -> None:
+def redeploy(tree: dict[str, Any]) -> None:
     """Deploy the application anew, as the command does, without waiting."""
     target = serve.RunTarget(build(parse(tree)), name="smollm2", route_prefix="/")
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
@@ -55,7 +51,7 @@ def secrets_agree() -> bool:
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (router_stats, replica_stats, application, scale, deploy_config, delete, secrets_agree)
+    function.__name__: function for function in (router_stats, application, redeploy, deploy_config, delete, secrets_agree)
 }
 
 

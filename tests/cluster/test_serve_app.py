@@ -75,21 +75,44 @@ def test_a_killed_replica_is_replaced_and_its_streams_go_on(stack: Stack, driver
     wait_for(lambda: driver.ask("router_stats")["replicas"] == 2, "the new replica connected")
 
 
-def test_a_leaving_replica_drains_and_no_stream_is_lost(stack: Stack, driver: Driver) -> None:
+def test_a_rolling_update_loses_no_stream(stack: Stack, driver: Driver) -> None:
+    """Serve awaits a replica's `__del__`, where it drains: streams finish there or move."""
     wait_for(lambda: driver.ask("router_stats")["replicas"] == 2, "two replicas connected")
-    tree = {"engine": {"runner": "mock", "mock_step_ms": 40}, "serve": {"port": stack.port, "replicas": 1}}
-    pids = stack.replica_pids()
+    before = stack.replica_pids()
     streams = [stack.stream(100) for _ in range(6)]
-    driver.ask("scale", tree=tree)
+    driver.ask("redeploy", tree={"engine": {"runner": "mock", "mock_step_ms": 40}, "serve": {"port": stack.port}})
     for stream in streams:
         ids, done = read_stream(stream)
         assert (len(ids), done) == (100, True)
-    wait_for(lambda: len(stack.replica_pids()) == 1, "one replica process left")
-    assert set(stack.replica_pids()) <= set(pids), "a change of the number alone restarts nobody"
-    wait_for(lambda: driver.ask("router_stats")["replicas"] == 1, "the router has one replica")
-    assert stack.status("/ready") == 200
-    driver.ask("scale", tree={**tree, "serve": {"port": stack.port, "replicas": 2}})
-    wait_for(lambda: driver.ask("router_stats")["replicas"] == 2, "the router has two replicas again")
+    wait_for(lambda: not set(stack.replica_pids()) & set(before), "every replica process is a new one")
+    wait_for(lambda: stack.status("/ready") == 200 and driver.ask("router_stats")["replicas"] == 2, "two replicas connected")
+
+
+def test_scaling_down_restarts_nobody_and_drains_the_one_that_leaves(stack: Stack, driver: Driver) -> None:
+    """As on Kubernetes: the number of the Replica deployment in serveConfigV2 changes, nothing else."""
+    args = {"engine": {"runner": "mock", "mock_step_ms": 40, "served_model_name": "smollm2"}}
+    application = {"name": "scaled", "route_prefix": "/scaled", "import_path": "cluster.app:build_from_args", "args": args}
+
+    def pids() -> set[int]:
+        return {pid for pid, title in stack.titles().items() if title.startswith("ray::ServeReplica:scaled:Replica")}
+
+    def deploy(replicas: int) -> None:
+        tree = {"applications": [application | {"deployments": [{"name": "Replica", "num_replicas": replicas}]}]}
+        driver.ask("deploy_config", tree=tree)
+
+    deploy(2)
+    wait_for(lambda: driver.ask("application", name="scaled")["status"] == "RUNNING", "the application runs")
+    wait_for(lambda: stack.status("/scaled/ready") == 200 and driver.ask("router_stats", name="scaled")["replicas"] == 2, "two replicas")
+    before = pids()
+    streams = [stack.stream(100, prefix="/scaled") for _ in range(6)]
+    deploy(1)
+    for stream in streams:
+        ids, done = read_stream(stream)
+        assert (len(ids), done) == (100, True)
+    wait_for(lambda: len(pids()) == 1, "one replica process left")
+    assert pids() < before
+    wait_for(lambda: driver.ask("router_stats", name="scaled")["replicas"] == 1, "the router has one replica")
+    driver.ask("delete", name="scaled")
 
 
 def test_the_stop_drains_refuses_and_leaves_nothing(stack: Stack) -> None:
