@@ -51,15 +51,22 @@ def descendants(root: int) -> list[Process]:
     return found
 
 
-def end_descendants(root: int, grace_s: float) -> int:
-    """SIGTERM to all below `root`, SIGKILL to those that stay longer than `grace_s`. Returns how many had been alive."""
-    alive = [process for process in descendants(root) if process.state != "Z"]
+def living(root: int, but: int | None = None) -> list[Process]:
+    """All below `root` that are no zombies, the process `but` left out."""
+    return [process for process in descendants(root) if process.state != "Z" and process.pid != but]
+
+
+def end_descendants(root: int, grace_s: float, but: int | None = None) -> int:
+    """SIGTERM to all below `root`, SIGKILL to those that stay longer than `grace_s`; not to `but`. Returns how many had been alive."""
+    alive = living(root, but)
     deadline = time.monotonic() + grace_s
     _signal(alive, signal.SIGTERM)
-    while _living(root) and time.monotonic() < deadline:
+    while living(root, but) and time.monotonic() < deadline:
+        reap()
         time.sleep(_POLL_S)
-    while remaining := _living(root):  # a killed process may just have started another
+    while remaining := living(root, but):  # a killed process may just have started another
         _signal(remaining, signal.SIGKILL)
+        reap()
         time.sleep(_POLL_S)
     reap()
     return len(alive)
@@ -84,11 +91,6 @@ def memory_table(root: int) -> list[Memory]:
         kilobytes = next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)
         rows.append(Memory(pid, title, kilobytes * 1024))
     return sorted(rows, key=lambda row: (-row.pss_bytes, row.pid))
-
-
-def _living(root: int) -> list[Process]:
-    reap()
-    return [process for process in descendants(root) if process.state != "Z"]
 
 
 def _signal(processes: list[Process], number: signal.Signals) -> None:

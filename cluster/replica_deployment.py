@@ -18,7 +18,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 class Replica:
     """Started and stopped by Serve. Serve awaits `__del__` before it kills the process: that is where streams drain."""
 
-    async def __init__(self, config: Config, secret: bytes) -> None:
+    async def __init__(self, config: Config, secret: bytes) -> None:  # type: ignore[misc]  # Serve awaits it
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
         self._drain_timeout_s = config.router.drain_timeout_s

@@ -17,7 +17,7 @@ from router.link import Member
 class Router:
     """Serve calls `__serve_build_asgi_app__` after the constructor; HAProxy then sends it requests."""
 
-    async def __init__(self, config: Config, secret: bytes, replicas: DeploymentHandle[Any]) -> None:
+    async def __init__(self, config: Config, secret: bytes, replicas: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         self._router_id = serve.get_replica_context().replica_id.unique_id
         telemetry.configure(config.serve, process=f"router {self._router_id}")
         self._log = telemetry.logger().bind(model=config.model_name, router=self._router_id)

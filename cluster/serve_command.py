@@ -11,6 +11,7 @@ from types import FrameType
 from cluster import deployment, local_ray, processes, stages
 from cluster.config import Config
 from cluster.cores import usable_cores
+from cluster.guardian import Guardian
 from cluster.preflight import StartError, check_port, find_model
 from cluster.run_directory import RunDirectory
 
@@ -66,6 +67,7 @@ def run(config: Config) -> int:
     signals.install()
     show = stages.Stages()
     directory: RunDirectory | None = None
+    guardian: Guardian | None = None
     status = EXIT_FAILED
     try:
         with show.stage("model"):
@@ -74,7 +76,8 @@ def run(config: Config) -> int:
             files = find_model(config)
             show.note = config.model_name if files is None else f"{config.model_name} ({files.kind}, {files.revision})"
         directory = RunDirectory.create()
-        status = _serve(config, signals, show, directory)
+        guardian = Guardian()
+        status = _serve(config, signals, show, directory, guardian)
     except (_Interrupted, KeyboardInterrupt, SystemExit):  # the latter two: ray.init sets handlers of its own for a while
         stages.error("stopped while starting")
         status = EXIT_INTERRUPTED
@@ -86,18 +89,22 @@ def run(config: Config) -> int:
             raise
     finally:
         signals.started()  # from here on a signal must not cut the cleaning up short
-        _clean_up(directory, failed=status == EXIT_FAILED)
+        _clean_up(directory, guardian, failed=status == EXIT_FAILED)
     return status
 
 
-def _serve(config: Config, signals: Signals, show: stages.Stages, directory: RunDirectory) -> int:
+def _serve(config: Config, signals: Signals, show: stages.Stages, directory: RunDirectory, guardian: Guardian) -> int:
     address = local_ray.joined_address(config)
     haproxy = _start_ray(config, signals, show, directory, address)
+    guardian.watch(process.pid for process in processes.living(os.getpid(), but=guardian.pid))
     _start_application(config, show, haproxy)
-    essential = {process.pid for process in processes.descendants(os.getpid()) if process.name in (local_ray.GCS, local_ray.RAYLET)}
+    essential = {
+        process.pid for process in processes.living(os.getpid(), but=guardian.pid) if process.name in (local_ray.GCS, local_ray.RAYLET)
+    }
     signals.started()
     while not signals.wait(_WATCH_PERIOD_S):
-        alive = {process.pid for process in processes.descendants(os.getpid()) if process.state != "Z"}
+        alive = {process.pid for process in processes.living(os.getpid(), but=guardian.pid)}
+        guardian.watch(alive)
         if not essential <= alive:
             raise StartError("a process of Ray has died; stopping")
     show.say("draining; once more to stop at once")
@@ -167,12 +174,13 @@ def _dashboard_url() -> str:
     return f"http://{ray._private.worker._global_node.webui_url}"
 
 
-def _clean_up(directory: RunDirectory | None, *, failed: bool) -> None:
+def _clean_up(directory: RunDirectory | None, guardian: Guardian | None, *, failed: bool) -> None:
     """No process of ours survives this, nor its files unless they may explain a failure."""
-    if directory is None:
+    if directory is None or guardian is None:
         return
     local_ray.stop()
-    processes.end_descendants(os.getpid(), _END_GRACE_S)
+    processes.end_descendants(os.getpid(), _END_GRACE_S, but=guardian.pid)
+    guardian.dismiss()
     logs = local_ray.session_logs(directory)
     if failed and logs.exists():
         stages.error(f"Ray's logs are in {logs.resolve()} until the next start")

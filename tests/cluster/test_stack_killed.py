@@ -15,7 +15,7 @@ from local_stack import Stack
 from cluster import processes
 from cluster.environment import mortal
 
-GONE_WITHIN_S = 90.0
+GONE_WITHIN_S = 60.0
 
 
 def running(pid: int) -> bool:

@@ -14,8 +14,8 @@ from bench.stack import Stack
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Stack]:
-    """Two replicas. float32, so that a text is the same on either replica and in any batch."""
-    running = stack.start(["--replicas", "2", "--dtype", "float32"])
+    """Two replicas. float32, so that a text is the same on either replica and in any batch; nothing is shed on a busy machine."""
+    running = stack.start(["--replicas", "2", "--dtype", "float32", "--queue-time-slo-s", "120"])
     yield running
     running.stop()
     running.log.unlink(missing_ok=True)
