@@ -33,7 +33,7 @@ class Replica:
         engine = config.engine.model_copy(update={"num_threads": threads, "served_model_name": config.model_name})
         host = str(ray.util.get_node_ip_address())
         group = None
-        if engine.tensor_parallel_size > 1:
+        if engine.tensor_parallel_size > 1 and engine.runner != "mock":
             self._ranks, group = await RankActors.start(engine, self._replica_id, host)
         self._server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage, group=group)
         await self._server.start()
