@@ -13,6 +13,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from cluster.config import Config, parse
+from cluster.rank_actors import bundles
 from cluster.replica_deployment import Replica
 from cluster.router_deployment import Router
 
@@ -28,8 +29,10 @@ def build(config: Config) -> Application:
     secret = link_secret()
     stop_s = config.router.drain_timeout_s + STOP_MARGIN_S
     serving = config.serve
+    reserved = bundles(config.engine, serving.replica_cpus)
     replica = serve.deployment(
         Replica,
+        **({"placement_group_bundles": reserved, "placement_group_strategy": "PACK"} if reserved else {}),
         name="Replica",
         num_replicas=serving.replicas,
         ray_actor_options={"num_cpus": serving.replica_cpus},

@@ -11,8 +11,7 @@ from ray import serve
 from cluster import membership, telemetry
 from cluster.config import Config
 from cluster.cores import threads_per_replica, usable_cores
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+from cluster.rank_actors import RankActors, limit_threads
 
 
 class Replica:
@@ -21,18 +20,22 @@ class Replica:
     async def __init__(self, config: Config, secret: bytes) -> None:  # type: ignore[misc]  # Serve awaits it
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
+        self._ranks: RankActors | None = None
         self._drain_timeout_s = config.router.drain_timeout_s
         telemetry.configure(config.serve, process=f"replica {self._replica_id}")
         self._log = telemetry.logger().bind(model=config.model_name, replica=self._replica_id)
-        engine = config.engine
-        threads = engine.num_threads or threads_per_replica(usable_cores(), config.serve.replicas, config.serve.replica_cpus)
-        for name in THREAD_VARIABLES:
-            os.environ[name] = str(threads)  # read when torch is imported, which happens below for the first time
+        threads = config.engine.num_threads or threads_per_replica(
+            usable_cores(), config.serve.replicas * config.engine.tensor_parallel_size, config.serve.replica_cpus
+        )
+        limit_threads(threads)  # before torch is imported, which happens below for the first time
         from replica.server import ReplicaServer
 
-        engine = engine.model_copy(update={"num_threads": threads, "served_model_name": config.model_name})
+        engine = config.engine.model_copy(update={"num_threads": threads, "served_model_name": config.model_name})
         host = str(ray.util.get_node_ip_address())
-        self._server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage)
+        group = None
+        if engine.tensor_parallel_size > 1 and engine.runner != "mock":
+            self._ranks, group = await RankActors.start(engine, self._replica_id, host)
+        self._server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage, group=group)
         await self._server.start()
         self._dtype = str(getattr(self._server, "dtype", engine.dtype))
         self._log.info("replica ready", threads=threads)
@@ -42,7 +45,9 @@ class Replica:
         return membership.publish(host, port)
 
     def check_health(self) -> None:
-        """Raises when the engine makes no progress with work pending: Serve replaces the replica."""
+        """Raises when the engine makes no progress with work pending, or a rank is gone: Serve replaces the replica."""
+        if self._ranks is not None:
+            self._ranks.check()
         self._server.check_health()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -59,6 +64,8 @@ class Replica:
         del self._server
         await server.drain(self._drain_timeout_s)
         await server.stop()
+        if self._ranks is not None:
+            self._ranks.stop()
         self._log.info("replica stopped")
 
     def _on_stage(self, stage: str, seconds: float) -> None:
