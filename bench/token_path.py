@@ -24,7 +24,7 @@ from bench.summary import Summary, summarize
 from bench.workload import PromptStyle, Work, calls_of
 
 BOUND_US = 200.0
-PATH_ROLES = ("router", "replica", "haproxy")
+PATH_ROLES = ("router", "replica", "haproxy", "proxy")  # Serve's own proxy should use nothing: tokens are not to pass through it
 
 
 @dataclass(frozen=True, slots=True)
