@@ -24,7 +24,7 @@ from bench.summary import Summary, summarize
 from bench.workload import PromptStyle, Work, calls_of
 
 BOUND_US = 200.0
-PATH_ROLES = ("router", "replica", "haproxy")
+PATH_ROLES = ("router", "replica", "haproxy", "proxy")  # Serve's own proxy should use nothing: tokens are not to pass through it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,14 @@ def microseconds_per_token(idle: Window, busy: Window) -> dict[str, float]:
 
 async def measure(served: Stack, *, streams: int, tokens_per_s: float, duration_s: float) -> tuple[Window, Window, Summary]:
     """(idle, busy, the streams' summary). The streams outlast the window on both sides."""
-    client = LoadClient(Target.parse(served.url))
     lead_s = 3.0
+    first = LoadClient(Target.parse(served.url))
+    warm_up = calls_of(Work("warm-up", streams, 32, 20, streams), PromptStyle("smollm2"), 0)
+    await closed_loop(first, warm_up, streams=streams)
+    first.close()
+    client = LoadClient(Target.parse(served.url))  # new connections: old ones may outlive a reload of HAProxy on their old way
     try:
-        warm_up = calls_of(Work("warm-up", streams, 32, 20, streams), PromptStyle("smollm2"), 0)
-        await closed_loop(client, warm_up, streams=streams)
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(5.0)
         idle = await window(served.processes, duration_s, lambda: 0)
         output_tokens = int(tokens_per_s * (duration_s + 2 * lead_s))
         work = Work("path", streams, 32, output_tokens, streams)
