@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from replica.contract.gguf_header import MetadataValue, read_gguf_header
 from router.text.chat_template import ChatTemplate
-from router.text.gguf_metadata import GgufValue, read_metadata
 from router.text.tokenizer import Tokenizer
 from router.text.tokenizer_files import TokenizerFileError, tokenizer_from_gguf, tokenizer_from_json
 
@@ -23,18 +23,18 @@ class ServedModel:
 
 
 def load_served_model(name: str, path: Path) -> ServedModel:
-    """From a .gguf file or a checkpoint's directory. Raises ValueError with one clear line, or OSError."""
+    """From a .gguf file or a checkpoint's directory. Raises ModelError or ValueError with one clear line, or OSError."""
     if path.is_dir():
         tokenizer, template = tokenizer_from_json(path / "tokenizer.json"), _template_from_directory(path)
     elif path.suffix == ".gguf":
-        metadata = read_metadata(path)
+        metadata = read_gguf_header(path).metadata
         tokenizer, template = tokenizer_from_gguf(metadata), _template_from_gguf(metadata)
     else:
         raise TokenizerFileError(f"{path} is neither a .gguf file nor a directory")
     return ServedModel(name, tokenizer, template)
 
 
-def _template_from_gguf(metadata: dict[str, GgufValue]) -> ChatTemplate | None:
+def _template_from_gguf(metadata: dict[str, MetadataValue]) -> ChatTemplate | None:
     source = metadata.get("tokenizer.chat_template")
     if not isinstance(source, str):
         return None

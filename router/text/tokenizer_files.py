@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
-from router.text.gguf_metadata import GgufValue
+from replica.contract.gguf_header import MetadataValue
 from router.text.tokenizer import Tokenizer, Vocabulary
 
 _GGUF_CONTROL = 3  # token type of special tokens
@@ -23,7 +23,7 @@ class TokenizerFileError(ValueError):
     """The model's tokenizer is missing, broken, or of a kind that is not supported."""
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, GgufValue]) -> Tokenizer:
+def tokenizer_from_gguf(metadata: Mapping[str, MetadataValue]) -> Tokenizer:
     """Byte-level BPE from a GGUF header. Raises TokenizerFileError for other kinds."""
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
     steps = {"smollm": [pre_tokenizers.Digits(individual_digits=True)], "gpt-2": []}.get(str(pre))
@@ -119,7 +119,7 @@ def _parts(component: Any) -> list[str]:
     return [str(component.get("type"))]
 
 
-def _list(metadata: Mapping[str, GgufValue], key: str) -> list[GgufValue]:
+def _list(metadata: Mapping[str, MetadataValue], key: str) -> list[MetadataValue]:
     value = metadata[key]
     if not isinstance(value, list):
         raise TokenizerFileError(f"{key} of the GGUF file is not a list")

@@ -9,8 +9,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replica.contract.gguf_header import read_gguf_header
+from replica.contract.model_error import ModelError
 from router.served_model import load_served_model
-from router.text.gguf_metadata import GgufError, read_metadata
 from router.text.tokenizer_files import TokenizerFileError, tokenizer_from_gguf, tokenizer_from_json
 from tests.router.smollm2 import gguf_path, smollm2
 from tests.router.text import smollm2_vectors as vectors
@@ -75,7 +76,7 @@ def test_many_threads_get_what_one_gets() -> None:
 
 def _checkpoint(directory: Path, *, truncation: bool = False) -> Path:
     """A checkpoint's text files, with SmolLM2's vocabulary."""
-    metadata = read_metadata(gguf_path())
+    metadata = read_gguf_header(gguf_path()).metadata
     original = tokenizer_from_gguf(metadata)._special
     copy = tokenizers.Tokenizer.from_str(original.to_str())
     if truncation:
@@ -132,7 +133,7 @@ def test_broken_files_are_refused_in_one_line(tmp_path: Path) -> None:
     cut.write_bytes(gguf_path().read_bytes()[:5000])
     bad.write_text("{}")
     for path in (not_gguf, cut):
-        with pytest.raises(GgufError) as caught:
+        with pytest.raises(ModelError) as caught:
             load_served_model("x", path)
         assert "\n" not in str(caught.value)
     with pytest.raises(TokenizerFileError, match="not a readable tokenizer"):
