@@ -13,6 +13,7 @@ from cluster.config import Config
 from cluster.environment import SPARE_PORT
 from cluster.preflight import StartError
 
+USER_FAULTS = ("ModelError", "ValueError")  # of a replica that cannot be as configured: the sentence says all
 _POLL_S = 0.1
 _HTTP_TIMEOUT_S = 5.0
 
@@ -50,9 +51,9 @@ def wait_running(config: Config, on_progress: Callable[[int], None]) -> None:
             if application.status == "RUNNING":
                 return
             if application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise StartError(cause([application.message, *(one.message for one in application.deployments.values())]))
+                raise failure([application.message, *(one.message for one in application.deployments.values())])
         time.sleep(_POLL_S)
-    raise StartError(f"the replicas were not ready within {config.serve.start_timeout_s:g} s (start_timeout_s)")
+    raise StartError(f"the replicas were not ready within {config.serve.start_timeout_s:g} s (start_timeout_s)", see_logs=True)
 
 
 def wait_ready(config: Config, url: str) -> None:
@@ -69,7 +70,7 @@ def wait_ready(config: Config, url: str) -> None:
         except OSError as error:
             reason = str(error)
         time.sleep(_POLL_S)
-    raise StartError(f"{url}/ready did not become 200: {reason}")
+    raise StartError(f"{url}/ready did not become 200: {reason}", see_logs=True)
 
 
 def replica_stats(config: Config) -> dict[str, Any]:
@@ -135,14 +136,17 @@ def public_url(config: Config) -> str:
     return f"http://{host}:{config.serve.port}"
 
 
-def cause(messages: list[str]) -> str:
-    """The line that says what went wrong: the last exception of the last message that has one."""
+def failure(messages: list[str]) -> StartError:
+    """What went wrong, from Ray's messages with their tracebacks: the last exception of the last message that has one."""
     for message in reversed(messages):
-        lines = [line.strip() for line in message.splitlines() if line.strip()]
-        errors = [line for line in lines if _looks_like_error(line)]
+        errors = [line.strip() for line in message.splitlines() if _looks_like_error(line.strip())]
         if errors:
-            return errors[-1]
-    return next((message for message in messages if message), "the application failed to start")
+            kind, _, said = errors[-1].partition(":")
+            kind = kind.rsplit(".", 1)[-1]
+            if kind in USER_FAULTS:
+                return StartError(said.strip())
+            return StartError(f"{kind}:{said}", see_logs=True)
+    return StartError(next((message for message in messages if message), "the application failed to start"), see_logs=True)
 
 
 def _looks_like_error(line: str) -> bool:

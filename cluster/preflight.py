@@ -11,7 +11,11 @@ from replica.contract.model_files import ModelFiles, resolve
 
 
 class StartError(Exception):
-    """The cluster cannot start; the message is one line for the user."""
+    """The cluster cannot start; the message is one line for the user. `see_logs`: it may not explain itself."""
+
+    def __init__(self, message: str, *, see_logs: bool = False) -> None:
+        super().__init__(message)
+        self.see_logs = see_logs
 
 
 def check_port(host: str, port: int) -> None:

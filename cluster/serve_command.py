@@ -69,6 +69,7 @@ def run(config: Config) -> int:
     directory: RunDirectory | None = None
     guardian: Guardian | None = None
     status = EXIT_FAILED
+    see_logs = False
     try:
         with show.stage("model"):
             if local_ray.joined_address(config) is None:
@@ -83,13 +84,15 @@ def run(config: Config) -> int:
         status = EXIT_INTERRUPTED
     except StartError as error:
         stages.error(str(error))
+        see_logs = error.see_logs
     except Exception as error:
-        stages.error(deployment.cause([f"{type(error).__name__}: {error}"]))
+        stages.error(str(deployment.failure([f"{type(error).__name__}: {error}"])))
+        see_logs = True
         if config.serve.log_level == "debug":
             raise
     finally:
         signals.started()  # from here on a signal must not cut the cleaning up short
-        _clean_up(directory, guardian, failed=status == EXIT_FAILED)
+        _clean_up(directory, guardian, see_logs=see_logs)
     return status
 
 
@@ -106,7 +109,7 @@ def _serve(config: Config, signals: Signals, show: stages.Stages, directory: Run
         alive = {process.pid for process in processes.living(os.getpid(), but=guardian.pid)}
         guardian.watch(alive)
         if not essential <= alive:
-            raise StartError("a process of Ray has died; stopping")
+            raise StartError("a process of Ray has died; stopping", see_logs=True)
     show.say("draining; once more to stop at once")
     start = time.monotonic()
     drained = deployment.take_down(config, lambda: signals.asked_to_hurry)
@@ -174,7 +177,7 @@ def _dashboard_url() -> str:
     return f"http://{ray._private.worker._global_node.webui_url}"
 
 
-def _clean_up(directory: RunDirectory | None, guardian: Guardian | None, *, failed: bool) -> None:
+def _clean_up(directory: RunDirectory | None, guardian: Guardian | None, *, see_logs: bool) -> None:
     """No process of ours survives this, nor its files unless they may explain a failure."""
     if directory is None or guardian is None:
         return
@@ -182,7 +185,7 @@ def _clean_up(directory: RunDirectory | None, guardian: Guardian | None, *, fail
     processes.end_descendants(os.getpid(), _END_GRACE_S, but=guardian.pid)
     guardian.dismiss()
     logs = local_ray.session_logs(directory)
-    if failed and logs.exists():
+    if see_logs and logs.exists():
         stages.error(f"Ray's logs are in {logs.resolve()} until the next start")
         directory.keep()
     else:

@@ -116,7 +116,7 @@ def test_scaling_down_restarts_nobody_and_drains_the_one_that_leaves(stack: Stac
 
 
 def test_the_stop_drains_refuses_and_leaves_nothing(stack: Stack) -> None:
-    """Last in this file: it ends the session's stack."""
+    """Ends the session's stack: conftest puts it last."""
     pids = [process.pid for process in processes.descendants(stack.process.pid)]
     stream = stack.stream(100)
     first = stream.readline()
