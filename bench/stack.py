@@ -57,7 +57,7 @@ class Stack:
         return processes.alive(dict.fromkeys([*self.seen, *processes.family(self.child.pid, self.mark)]))
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> list[Process]:
-        """SIGTERM, wait, and kill what is left, by number. What was left is the answer: it should be nothing."""
+        """SIGTERM, wait, and kill what is left, by number. What was left is the answer: it should be nothing. The log goes too."""
         self.processes()
         if self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM)
@@ -71,6 +71,7 @@ class Stack:
                 os.kill(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(5.0)
+        self.log.unlink(missing_ok=True)
         return left
 
     def log_tail(self, lines: int = 30) -> str:
@@ -105,7 +106,6 @@ def start(arguments: Sequence[str] = (), *, timeout_s: float = START_TIMEOUT_S, 
             why = f"exit code {child.poll()}" if child.poll() is not None else f"not ready after {timeout_s:g} s"
             tail = stack.log_tail()
             stack.stop(10.0)
-            stack.log.unlink(missing_ok=True)
             raise StackError(f"rantang serve {' '.join(arguments)}: {why}\n{tail}")
         time.sleep(0.2)
     stack.start_s = time.monotonic() - started_s
@@ -124,7 +124,6 @@ def served(arguments: Sequence[str] = (), *, url: str | None = None) -> Iterator
         yield stack.url
     finally:
         stack.stop()
-        stack.log.unlink(missing_ok=True)
 
 
 def is_ready(url: str) -> bool:

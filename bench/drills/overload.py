@@ -76,11 +76,12 @@ class Overload:
 
     @property
     def queue_time_p95_s(self) -> float | None:
-        """The server's own histogram; without it the time to first token, which is never less."""
-        known = self.page.quantile_bound(metrics_page.QUEUE_TIME, 0.95)
-        if known is not None:
-            return known
-        return quantile([record.ttft_s for record in self.of(Outcome.COMPLETED) if record.ttft_s is not None], 0.95)
+        """An upper bound: the lesser of the server's histogram (its bucket's edge) and the time to first token, never less than the wait."""
+        bounds = [
+            self.page.quantile_bound(metrics_page.QUEUE_TIME, 0.95),
+            quantile([record.ttft_s for record in self.of(Outcome.COMPLETED) if record.ttft_s is not None], 0.95),
+        ]
+        return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def reason(record: RequestRecord) -> str:

@@ -101,8 +101,10 @@ def refused(code: str, answer_s: float, retry_after_s: float | None = 1.0) -> Re
     )
 
 
-def overloaded(*records: RequestRecord, queue_time: dict[float, float] | None = None) -> list[str]:
+def overloaded(*records: RequestRecord, queue_time: dict[float, float] | None = None, ttft_s: float = 0.1) -> list[str]:
     served = [stream([1], [1.0]) for _ in range(8)]
+    for record in served:
+        record.chunk_times_s[0] = ttft_s
     page = metrics_page.MetricsPage({}, {metrics_page.QUEUE_TIME: queue_time} if queue_time else {})
     return failed(overload.report(Overload((*served, *records), page), {}).metrics)
 
@@ -115,7 +117,10 @@ def test_overload_finds_what_is_wrong() -> None:
     assert overloaded(refused("queue_time", 0.01, retry_after_s=0.5)) == ["without_retry_after"]
     assert overloaded(stream([1], [1.0], Outcome.ERROR)) == ["neither_200_nor_429"]
     assert overloaded(queue_time={1.0: 4, 2.0: 10, 5.0: 10}) == []
-    assert overloaded(queue_time={1.0: 4, 2.0: 5, 5.0: 10}) == ["queue_time_p95"]
+    coarse: dict[float, float] = {1.0: 4, 2.0: 5, 5.0: 10}
+    assert overloaded(queue_time=coarse, ttft_s=3.0) == ["queue_time_p95"]
+    assert overloaded(queue_time=coarse, ttft_s=1.9) == [], "a first token within the SLO proves the wait was"
+    assert overloaded(queue_time={1.0: 4, 2.0: 10}, ttft_s=3.0) == []
     assert failed(overload.report(Overload((), metrics_page.MetricsPage({}, {})), {}).metrics) == ["served", "queue_time_p95"]
 
 

@@ -18,7 +18,6 @@ def served() -> Iterator[Stack]:
     running = stack.start(["--replicas", "2", "--dtype", "float32", "--queue-time-slo-s", "120"])
     yield running
     running.stop()
-    running.log.unlink(missing_ok=True)
 
 
 @pytest.fixture

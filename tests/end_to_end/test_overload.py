@@ -23,7 +23,6 @@ def small() -> Iterator[Stack]:
     running = stack.start(["--replicas", "1", "--queue-time-slo-s", f"{overload.SLO_S:g}"])
     yield running
     running.stop()
-    running.log.unlink(missing_ok=True)
 
 
 async def test_a_burst_is_served_or_refused_and_the_accepted_keep_the_slo(small: Stack) -> None:
