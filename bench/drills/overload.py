@@ -76,7 +76,7 @@ class Overload:
 
     @property
     def queue_time_p95_s(self) -> float | None:
-        """An upper bound: the lesser of the server's histogram (its bucket's edge) and the time to first token, never less than the wait."""
+        """Upper bound: the lesser of the server's histogram (its bucket's edge) and the time to first token, never less than the wait."""
         bounds = [
             self.page.quantile_bound(metrics_page.QUEUE_TIME, 0.95),
             quantile([record.ttft_s for record in self.of(Outcome.COMPLETED) if record.ttft_s is not None], 0.95),
