@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from types import FrameType
@@ -12,7 +13,7 @@ from cluster import deployment, local_ray, processes, stages
 from cluster.config import Config
 from cluster.cores import usable_cores
 from cluster.guardian import Guardian
-from cluster.preflight import StartError, check_port, find_model
+from cluster.preflight import StartError, find_model, take_port
 from cluster.run_directory import RunDirectory
 
 EXIT_OK = 0
@@ -68,12 +69,13 @@ def run(config: Config) -> int:
     show = stages.Stages()
     directory: RunDirectory | None = None
     guardian: Guardian | None = None
+    port: socket.socket | None = None
     status = EXIT_FAILED
     see_logs = False
     try:
         with show.stage("model"):
             if local_ray.joined_address(config) is None:
-                check_port(config.serve.host, config.serve.port)
+                port = take_port(config.serve.host, config.serve.port)
             files = find_model(config)
             show.note = config.model_name if files is None else f"{config.model_name} ({files.kind}, {files.revision})"
         directory = RunDirectory.create()
@@ -93,6 +95,8 @@ def run(config: Config) -> int:
     finally:
         signals.started()  # from here on a signal must not cut the cleaning up short
         _clean_up(directory, guardian, see_logs=see_logs)
+        if port is not None:
+            port.close()
     return status
 
 
@@ -100,7 +104,7 @@ def _serve(config: Config, signals: Signals, show: stages.Stages, directory: Run
     address = local_ray.joined_address(config)
     haproxy = _start_ray(config, signals, show, directory, address)
     guardian.watch(process.pid for process in processes.living(os.getpid(), but=guardian.pid))
-    _start_application(config, show, haproxy)
+    _start_application(config, show, haproxy, local=address is None)
     essential = {
         process.pid for process in processes.living(os.getpid(), but=guardian.pid) if process.name in (local_ray.GCS, local_ray.RAYLET)
     }
@@ -112,7 +116,7 @@ def _serve(config: Config, signals: Signals, show: stages.Stages, directory: Run
             raise StartError("a process of Ray has died; stopping", see_logs=True)
     show.say("draining; once more to stop at once")
     start = time.monotonic()
-    drained = deployment.take_down(config, lambda: signals.asked_to_hurry)
+    drained = deployment.take_down(config, lambda: signals.asked_to_hurry, delete=address is not None)
     show.say(f"{'drained' if drained else 'stopped without draining'} in {time.monotonic() - start:.1f} s")
     return EXIT_OK
 
@@ -138,7 +142,7 @@ def _start_ray(config: Config, signals: Signals, show: stages.Stages, directory:
     return haproxy
 
 
-def _start_application(config: Config, show: stages.Stages, haproxy: bool) -> None:
+def _start_application(config: Config, show: stages.Stages, haproxy: bool, *, local: bool) -> None:
     url = deployment.public_url(config)
     with show.stage("replicas"):
         deployment.deploy(config, haproxy=haproxy)
@@ -148,7 +152,7 @@ def _start_application(config: Config, show: stages.Stages, haproxy: bool) -> No
 
         deployment.wait_running(config, progress)
     with show.stage("router"):
-        deployment.wait_ready(config, url)
+        deployment.wait_ready(config, url, haproxy=haproxy and local)
         show.note = url
     replica = deployment.replica_stats(config)
     kv_tokens = int(replica.get("num_blocks", 0) * replica.get("block_size", 0))
