@@ -47,8 +47,10 @@ BAD: list[dict[str, object]] = [
     {"logprobs": -1},
     {"logprobs": 5000},
     {"prompt_logprobs": 5000},
+    {"prompt": (5,) * 4000, "prompt_logprobs": 1000},
     {"logit_bias": ((VOCAB, 1.0),)},
     {"logit_bias": ((1, math.nan),)},
+    {"logit_bias": ((1, 1e300),)},
     {"stop_token_ids": (VOCAB,)},
     {"bad_words": ((),)},
     {"bad_words": ((VOCAB,),)},
@@ -57,7 +59,7 @@ BAD: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize("bad", BAD, ids=lambda bad: "-".join(f"{k}={v}" for k, v in bad.items()))
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: "-".join(f"{k}={v}"[:40] for k, v in bad.items()))
 def test_bad_requests_bounce_and_leave_no_trace(bad: dict[str, object]) -> None:
     driver = Driver(PagedRunner(limits()))
     bounce = driver.engine.submit(0, message(**bad))  # type: ignore[arg-type]
