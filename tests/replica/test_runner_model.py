@@ -128,6 +128,16 @@ def test_a_row_with_nan_fails_alone_and_leaves_its_pages_clean(runner: ModelRunn
     assert after.token == outcomes[1].token, "the page's next owner is not harmed"
 
 
+def test_a_chunk_with_nan_fails_before_its_blocks_are_published(runner: ModelRunner) -> None:
+    """It draws nothing; unnoticed, its pages would become findable, and be scrubbed to zeros when a later chunk fails."""
+    runner._pool[:, 7] = float("nan")
+    drawing = Row(2, [11], 0, [8], Draw(greedy(), 0, [11], ()))
+    broken, sound = Row(1, [11, 12], 5, [7], None), Row(3, [11, 12], 0, [9], None)
+    outcomes = runner.execute(Step(1, (broken, drawing, sound))).outcomes
+    assert "not finite" in outcomes[0].error and bool(runner._pool[:, 7].isfinite().all())
+    assert outcomes[1].error == outcomes[2].error == "" and outcomes[1].token is not None
+
+
 def test_a_dirty_page_would_harm_its_next_owner(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelRunner, "_scrub", lambda self, row: None)
     runner._pool[:, 7] = float("nan")
