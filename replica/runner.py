@@ -61,6 +61,11 @@ class ModelRunner:
         return self._held.config.eos_token_ids
 
     @property
+    def kv_block_bytes(self) -> int:
+        """Of one block in all layers, over all ranks."""
+        return self._held.size.block_bytes
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of weights and KV."""
         return self._held.dtype

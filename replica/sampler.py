@@ -51,6 +51,9 @@ def _with_rules(raw: Logits, draws: Sequence[Draw], eos_token_ids: frozenset[int
         return raw
     work = raw.copy()
     for row in ruled:
+        if not np.isfinite(raw[row].max()):  # before a rule hides it
+            errors[row] = NOT_FINITE
+            continue
         try:
             apply_rules(work[row], draws[row], eos_token_ids)
         except Exception as error:  # whatever a request's parameters bring about ends that request alone

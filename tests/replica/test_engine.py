@@ -221,6 +221,14 @@ def test_a_deadline_ends_a_prefill_whose_first_token_would_come_too_late() -> No
     assert driver.finish(attempt) is FinishReason.TIMEOUT and len(driver.runner.steps) < 10
 
 
+def test_deadlines_of_the_ended_are_forgotten() -> None:
+    driver = Driver(PagedRunner(limits()))
+    for i in range(300):
+        driver.add(ids(i, 5), 1, deadline_s=1e9)
+        driver.run()
+    assert len(driver.engine._departures._deadlines) < 100, "each holds a whole request"
+
+
 # --- cancels in every state (KVC-10, KVC-11) -----------------------------------------------------------------------------
 
 

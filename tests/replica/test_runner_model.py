@@ -48,7 +48,8 @@ def test_identity_limits_and_stages(checkpoint: Path) -> None:
     assert heard == ["model files", "weights", "KV pool", "first step"]
     assert runner.model == "tiny" and runner.fingerprint == resolve(str(checkpoint)).fingerprint and runner.revision
     assert (one.limits.max_model_len, one.limits.max_num_seqs, one.limits.vocab_size, one.eos_token_ids) == (512, 3, 132, {2})
-    assert one.limits.num_blocks == 512 * 1024 * 1024 // (3 * 2 * 3 * 16 * 8 * 4)
+    assert runner.kv_block_bytes == 3 * 2 * 3 * 16 * 8 * 4
+    assert one.limits.num_blocks == 512 * 1024 * 1024 // runner.kv_block_bytes
     one.close()
     one.close()
 

@@ -168,6 +168,15 @@ def test_rows_that_are_not_finite_fail_alone() -> None:
     assert [bool(outcome.error) for outcome in check_finite(logits)] == [False, True, True, True, False]
 
 
+def test_a_rule_hides_no_broken_row() -> None:
+    """Every rank has to judge a row alike, and those that do not draw know no rules."""
+    logits = logits_for(2)
+    logits[0, 7] = float("nan")
+    logits[1, 7] = float("inf")
+    only = draw(allowed_token_ids=(3, 4))
+    assert [bool(outcome.error) for outcome in sample(logits, [only, only], EOS)] == [True, True]
+
+
 def test_rules_that_fail_end_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(logits: Any, one: Draw, eos: Any) -> None:
         if one.sampling.seed == 13:
