@@ -173,7 +173,7 @@ def test_filters_equal_their_definition(seed: int, vocab: int, temperature: floa
     assert count <= kept <= more + ties
 
 
-def test_flat_rows_beyond_the_candidates_are_sorted_whole() -> None:
+def test_flat_rows_are_looked_at_whole() -> None:
     scaled = -np.arange(5000, dtype=np.float32)[None] * np.float32(1e-4)
     least = thresholds(scaled, [SamplingParams(seed=0, max_tokens=1, top_p=0.9)])[0]
     mass = np.exp(scaled[0].astype(np.float64)).cumsum() / np.exp(scaled[0].astype(np.float64)).sum()
