@@ -104,7 +104,7 @@ class GenerateApp:
                     if prepared.stream:
                         outcome = await _stream(run, prepared.renderer, record, scope, send, connection)
                     else:
-                        outcome = await _whole(run, prepared.renderer, record, scope, send)
+                        outcome = await _whole(run, prepared.renderer, record, scope, send, connection)
                 finally:
                     run.close()
             except ApiError as error:
@@ -131,11 +131,13 @@ async def _refuse(error: ApiError, record: Record, scope: Scope, send: Send) -> 
     return Outcome.SHED if error.status < 500 or error.status == 503 else Outcome.FAILED
 
 
-async def _whole(run: Run, renderer: Renderer, record: Record, scope: Scope, send: Send) -> Outcome:
+async def _whole(run: Run, renderer: Renderer, record: Record, scope: Scope, send: Send, connection: WhileConnected) -> Outcome:
     choices = [WholeChoice() for _ in range(record.choices)]
     while (event := await run.next()) is not None:
         choices[event.delta.index].add(event.delta, event.piece)
-    await respond(scope, send, 200, renderer.whole(choices, run.usage))
+    body = renderer.whole(choices, run.usage)
+    connection.settle()
+    await respond(scope, send, 200, body)
     return Outcome.FINISHED
 
 

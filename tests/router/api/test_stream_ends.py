@@ -231,3 +231,31 @@ async def test_a_finished_answer_does_not_wait_for_ever(backend: FakeBackend, mo
     stuck.on_send = lambda message: stuck.reading.clear()
     await asyncio.wait_for(stuck.run(app), 10)
     assert not stuck.complete and backend.sessions[0].closed
+
+
+async def test_one_large_event_is_no_slow_client(backend: FakeBackend) -> None:
+    """A long echoed prompt with its logprobs is one event above the bound: a client that reads gets it whole."""
+    app = build_app(backend, smollm2(), RouterConfig())
+    fields = {"model": "smollm2", "prompt": [28120] * 4000, "echo": True, "logprobs": 5, "max_tokens": 3, "stream": True}
+    one = RawCall(json.dumps(fields).encode(), path=COMPLETIONS)
+    await one.run(app)
+    assert one.complete and len(one.text) > 2 * limits.UNSENT_BYTES_MAX
+    assert one.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_the_disconnect_that_ends_every_answer_is_no_abort(backend: FakeBackend, streaming: bool) -> None:
+    """Servers report a disconnect as soon as the last byte is handed over, maybe before they return."""
+    app = build_app(backend, smollm2(), RouterConfig())
+    one = call(stream=streaming)
+
+    def over(message: Any) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            one.gone.set()
+
+    one.on_send, one.lingering = over, True
+    await one.run(app)
+    assert one.complete
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://router") as client:
+        metrics = (await client.get("/metrics")).text
+    assert 'rantang:requests_total{model_name="smollm2",outcome="finished"} 1.0' in metrics
