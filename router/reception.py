@@ -85,11 +85,11 @@ class Reception:
         if not outlays:
             return None
         promise = Promise(head.slo_s, max(0.0, now - head.arrival_s), 0.0)
-        verdict = self._admission.judge(head.view, promise, outlays, now)
-        if not isinstance(verdict, Admit):
+        choice = self._admission.admit(head.view, promise, outlays, now)
+        if choice is None:
             return None
         self.queue.remove(head.batch_id)
-        return Admitted(head.batch_id, verdict.choice)
+        return Admitted(head.batch_id, choice)
 
     def sweep(self, now: float) -> list[Refused]:
         """Who has become hopeless leaves. Cheap for all, exact for those it seems to concern. To be called every 25 ms or so."""

@@ -130,6 +130,28 @@ def test_retry_after_spreads_those_who_are_told_to_come_back() -> None:
     assert told[-1] <= 30 * 1.25
 
 
+def test_judging_the_head_again_tells_nobody_to_come_later() -> None:
+    """Every frame of a busy replica judges the head of the queue: that is no refusal, and moves no Retry-After."""
+    config = CONFIG.model_copy(update={"queue_time_slo_s": 3.0})
+
+    def retry_after(judged: int) -> float:
+        world = World(config, [ModelledReplica("r0", truth=CPU)])
+        world.run(1.0)
+        outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 300), max_tokens=200)) for i in range(60)]
+        (known,) = world.board.fleet.routable()
+        head = world.board.reception.queue.head()
+        assert head is not None
+        late = head.deadline_s + 0.001  # hopeless there now
+        for _ in range(judged):
+            assert world.board.reception.head((known,), late) is None
+        world.now = late
+        last = world.arrive(request("last", prompt_of(99, 300), max_tokens=200))
+        assert outcomes and last.rejected is not None and last.rejected.retry_after_s is not None
+        return last.rejected.retry_after_s
+
+    assert retry_after(500) == retry_after(0)
+
+
 def test_an_empty_replica_admits_whatever_the_model_says() -> None:
     hopeless = scaled(CPU, 1000.0)
     world = World(CONFIG, [ModelledReplica("r0", truth=CPU, told=hopeless)])
