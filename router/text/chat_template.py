@@ -76,8 +76,12 @@ class ChatTemplate:
         given = (list(conversation.messages), dict(conversation.variables))
         guard, end = _unused_characters(given)
         guarded = _Guard(tokenizer, guard)
-        messages = [_fields_guarded(message, guarded) for message in conversation.messages]
-        variables = _fields_guarded(conversation.variables, guarded)
+        # Names, which the template looks up, and roles, which it compares, are not the client's words.
+        messages = [
+            {name: value if name == "role" else _guarded(value, guarded) for name, value in message.items()}
+            for message in conversation.messages
+        ]
+        variables = {name: _guarded(value, guarded) for name, value in conversation.variables.items()}
         if conversation.continue_final_message:
             messages[-1]["content"] += end
         text = self._run(
@@ -156,11 +160,6 @@ class _Guard:
     def _interrupted(self, match: re.Match[str]) -> str:
         special = match.group()
         return special[0] + self._guard + special[1:]
-
-
-def _fields_guarded(fields: Mapping[str, Any], guard: Callable[[str], str]) -> dict[str, Any]:
-    """A copy with guarded values. The names, which templates look up, and roles, which they compare, are not the client's words."""
-    return {name: value if name == "role" else _guarded(value, guard) for name, value in fields.items()}
 
 
 def _guarded(value: Any, guard: Callable[[str], str]) -> Any:

@@ -42,3 +42,11 @@ def test_content_brings_none_of_them(specials: list[str], content: str) -> None:
     special = [i for i in ids if i in tokenizer.vocabulary.special_ids]
     assert special == [ids[0], ids[-1]] and ids[0] == ids[-1], "the template's own"
     assert tokenizer.decode(ids, skip_special=False) == specials[0] + content + specials[0]
+
+
+def test_a_variable_named_like_a_field_is_guarded_too() -> None:
+    tokenizer = tokenizer_with(["<a>"])
+    template = ChatTemplate("{{ role }}{{ messages[0].role }}")
+    rendered = template.render(Conversation([{"role": "user", "content": ""}], variables={"role": "<a>"}), tokenizer)
+    ids = tokenizer.encode_guarded(rendered.text, rendered.guard)
+    assert tokenizer.vocabulary.special_ids.isdisjoint(ids) and tokenizer.decode(ids) == "<a>user"
