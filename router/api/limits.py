@@ -34,6 +34,7 @@ TOP_LOGPROBS_MAX = 20
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 1_024
 STOP_TOKEN_IDS_MAX = 256
+TOKEN_IDS_MAX = 524_288  # of /detokenize and allowed_token_ids: above every vocabulary and context
 BAD_WORDS_MAX = 256
 BAD_WORD_CHARACTERS_MAX = 1_024
 LOGIT_BIAS_MAX = 1_024
