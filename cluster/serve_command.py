@@ -43,10 +43,6 @@ class Signals:
         self._starting = False
 
     @property
-    def asked_to_stop(self) -> bool:
-        return self._count > 0
-
-    @property
     def asked_to_hurry(self) -> bool:
         return self._count > 1
 
