@@ -11,6 +11,7 @@ import pytest
 
 from replica.contract.messages import FinishReason
 from router.api import limits, outbox
+from router.api.chat_answer import ChatAnswer
 from router.app import build_app
 from router.config import RouterConfig
 from router.ports import Rejected
@@ -89,6 +90,21 @@ async def test_a_fault_in_turning_tokens_into_text(
     bad, *good = await asyncio.gather(stream(client, CHAT, max_tokens=7), *(stream(client, CHAT, max_tokens=8) for _ in range(4)))
     assert "error" in bad[-1]
     assert all(choices_of(events)[0].finishes == ["stop"] for events in good)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_fault_in_the_answer_is_ours(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
+    """500, counted as failed: nobody aborted it."""
+
+    def faulty(*_: object) -> bytes:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ChatAnswer, "whole", faulty)
+    monkeypatch.setattr(ChatAnswer, "opening", faulty)
+    response = await post(client, CHAT, stream=streaming)
+    assert response.status_code == 500 and error_of(response)["code"] == "internal_error"
+    metrics = (await client.get("/metrics")).text
+    assert 'rantang:requests_total{model_name="smollm2",outcome="failed"} 1.0' in metrics
 
 
 @pytest.mark.parametrize(
