@@ -62,10 +62,12 @@ class Reception:
             return Refused(batch_id, self.no_replica())
         slo_s = self._slo_s if batch.queue_time_slo_s is None else batch.queue_time_slo_s
         promise = Promise(slo_s, max(0.0, now - batch.arrival_s), self.queue.ahead_s(batch.arrival_s + slo_s))
-        verdict = self._admission.judge(view, promise, outlays, now)
-        if not isinstance(verdict, Admit) and len(outlays) < len(candidates):  # only a sample was asked: ask everyone
+        if len(outlays) < len(candidates):  # only a sample was asked: who finds no place in it asks everyone
+            choice = self._admission.admit(view, promise, outlays, now)
+            if choice is not None:
+                return Admitted(batch_id, choice)
             outlays = self._fleet.outlays(view, candidates, now, sample=False)
-            verdict = self._admission.judge(view, promise, outlays, now)
+        verdict = self._admission.judge(view, promise, outlays, now)
         if isinstance(verdict, Admit):
             return Admitted(batch_id, verdict.choice)
         if isinstance(verdict, Shed):
