@@ -8,7 +8,6 @@ the settling of its result, so that a cancelled request costs at most the step t
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Protocol
 import structlog
 
 from replica.contract.messages import Bounce, BounceReason, GenerateRequest, KvEvent, LoadReport, TokenDelta
+from replica.engine_thread import EngineThread
 from replica.inbox import Cancels, Inbox
 from replica.step import Runner, RunnerLost, Step, StepResult
 
@@ -108,15 +108,22 @@ class EngineLoop:
     """start() once, from a running event loop; stop() ends the thread after the running step."""
 
     def __init__(
-        self, engine: SteppedEngine, runner: Runner, deliver: Callable[[Delivery], None], *, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: SteppedEngine,
+        runner: Runner,
+        deliver: Callable[[Delivery], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        thread: EngineThread | None = None,
     ) -> None:
+        """`thread`: the one the runner was made on; it is ended with the loop."""
         self._engine = engine
         self._runner = runner
         self._deliver = deliver
         self._clock = clock
         attempts_max = 2 * (runner.limits.max_waiting + runner.limits.max_num_seqs)
         self.inbox = Inbox(submits_max=runner.limits.max_waiting, cancels_max=attempts_max)
-        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._thread = thread or EngineThread()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: deque[Delivery] = deque()
         self._stopping = False
@@ -129,20 +136,21 @@ class EngineLoop:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self._thread.submit(self._main)
 
     async def stop(self) -> None:
         """Idempotent. The running step is waited for, up to STOP_TIMEOUT_S."""
         with self.inbox.condition:
             self._stopping = True
             self.inbox.condition.notify_all()
-        if self._thread.is_alive():
+        self._thread.end()
+        if self._thread.is_alive:
             await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
 
     def pulse(self) -> Pulse:
         pending = self._busy or self.inbox.has_any()
         waiting_s = self._clock() - self._moved_at_s if pending else 0.0
-        alive = self._thread.is_alive() and self._ended is None
+        alive = self._loop is not None and self._thread.is_alive and self._ended is None
         reason = "" if alive else self._ended or "the engine's thread is not running"
         return Pulse(alive, reason, self._progress, pending, max(0.0, waiting_s))
 
