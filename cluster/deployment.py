@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import urllib.error
@@ -97,6 +98,16 @@ def take_down(config: Config, interrupted: Callable[[], bool]) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def withdraw(config: Config) -> None:
+    """Delete an application that did not come up, waiting for nothing."""
+    from ray import serve
+
+    from cluster.app import app_name
+
+    with contextlib.suppress(Exception):  # the cluster may be what has failed
+        serve.delete(app_name(config), _blocking=False)
 
 
 def _close_routers(config: Config, hopeless: Callable[[], bool]) -> bool:

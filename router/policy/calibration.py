@@ -44,7 +44,8 @@ class Calibration:
     def observe(self, predicted_s: float, actual_s: float, grain_s: float, now: float) -> None:
         """One prediction met its outcome. Predictions within a grain say nothing about the scale, only about the noise."""
         scaled = self.scale(now) * predicted_s
-        residual = (actual_s - scaled) / (grain_s + PROPORTIONAL * scaled) if grain_s + scaled > 0 else 0.0
+        unit_s = grain_s + PROPORTIONAL * scaled
+        residual = (actual_s - scaled) / unit_s if unit_s > 0 else 0.0
         if not math.isfinite(residual):
             return
         self.observations += 1

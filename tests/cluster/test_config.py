@@ -135,6 +135,15 @@ def test_a_directory_is_named_by_its_own_name(tmp_path: Path, monkeypatch: pytes
     assert parse({"engine": {"model": "."}}).model_name == "my-model"
 
 
+@pytest.mark.parametrize("key", ["", " ", "secret\n", "two words", "schlüssel"])
+def test_an_api_key_that_no_header_can_carry_is_refused(key: str) -> None:
+    """The empty one would be everybody's."""
+    with pytest.raises(ConfigError) as raised:
+        parse({"router": {"api_keys": ["good", key]}})
+    (line,) = raised.value.lines
+    assert line.startswith("router.api_keys: ") and "good" not in line
+
+
 def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert blocks

@@ -1,12 +1,13 @@
 """Admission at five times the capacity (ADM-01), and a burst on one replica: virtual clock, production switchboard."""
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 
 from replica.contract.messages import StepTimeCoefficients
 from router.config import RouterConfig
-from router.policy.admission import Admission
+from router.policy.admission import Admission, Outlay, Promise, Shed
 from router.policy.calibration import Calibration
 from tests.router.modelled_replica import CPU, GPU, ModelledReplica, limits
 from tests.router.virtual_world import Outcome, World, prompt_of, request
@@ -128,6 +129,47 @@ def test_retry_after_spreads_those_who_are_told_to_come_back() -> None:
     assert told[0] > 0
     assert told[-1] > 20, "the last of 154 will not be served sooner"
     assert told[-1] <= 30 * 1.25
+
+
+def test_judging_the_head_again_tells_nobody_to_come_later() -> None:
+    """Every frame of a busy replica judges the head of the queue: that is no refusal, and moves no Retry-After."""
+    config = CONFIG.model_copy(update={"queue_time_slo_s": 3.0})
+
+    def retry_after(judged: int) -> float:
+        world = World(config, [ModelledReplica("r0", truth=CPU)])
+        world.run(1.0)
+        outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 300), max_tokens=200)) for i in range(60)]
+        (known,) = world.board.fleet.routable()
+        head = world.board.reception.queue.head()
+        assert head is not None
+        late = head.deadline_s + 0.001  # hopeless there now
+        for _ in range(judged):
+            assert world.board.reception.head((known,), late) is None
+        world.now = late
+        last = world.arrive(request("last", prompt_of(99, 300), max_tokens=200))
+        assert outcomes and last.rejected is not None and last.rejected.retry_after_s is not None
+        return last.rejected.retry_after_s
+
+    assert retry_after(500) == retry_after(0)
+
+
+def test_of_many_replicas_a_refusal_is_one_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking first a sample and then everyone must not put off Retry-After twice."""
+    sheds: list[float] = []
+    shed = Admission.shed
+
+    def counted(self: Admission, promise: Promise, outlays: Sequence[Outlay], now: float) -> Shed:
+        sheds.append(now)
+        return shed(self, promise, outlays, now)
+
+    monkeypatch.setattr(Admission, "shed", counted)
+    small = limits(max_num_seqs=2)
+    world = World(
+        CONFIG.model_copy(update={"queue_time_slo_s": 1.0}), [ModelledReplica(f"r{i}", truth=CPU, limits=small) for i in range(20)]
+    )
+    world.run(1.0)
+    outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 300), max_tokens=400)) for i in range(400)]
+    assert 0 < len(sheds) == sum(outcome.rejected is not None for outcome in outcomes)
 
 
 def test_an_empty_replica_admits_whatever_the_model_says() -> None:
