@@ -40,13 +40,15 @@ def serve(
 ) -> None:
     """Serve a model over the OpenAI API until Ctrl-C."""
     from cluster.config import load
+    from cluster.foreground import run_apart
     from cluster.serve_command import run
 
     if model_path is not None:
         if "model" in flags["engine"] and flags["engine"]["model"] != model_path:
             raise typer.BadParameter("the model is given twice, as an argument and by --model")
         flags["engine"]["model"] = model_path
-    raise typer.Exit(run(load(config, flags)))
+    wanted = load(config, flags)
+    raise typer.Exit(run_apart(lambda: run(wanted)))
 
 
 @cli.command()

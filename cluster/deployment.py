@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -112,6 +113,16 @@ def _delete(config: Config, interrupted: Callable[[], bool]) -> None:
     gone_by = time.monotonic() + STOP_MARGIN_S
     while app_name(config) in serve.status().applications and not interrupted() and time.monotonic() < gone_by:
         time.sleep(_POLL_S)
+
+
+def withdraw(config: Config) -> None:
+    """Delete an application that did not come up, waiting for nothing."""
+    from ray import serve
+
+    from cluster.app import app_name
+
+    with contextlib.suppress(Exception):  # the cluster may be what has failed
+        serve.delete(app_name(config), _blocking=False)
 
 
 def _close_routers(config: Config, hopeless: Callable[[], bool]) -> bool:

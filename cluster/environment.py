@@ -16,7 +16,6 @@ from pathlib import Path
 from cluster.config import Config
 from cluster.cores import usable_cores
 
-RUN_MARK = "RANTANG_RUN"  # in the environment of every process of one `rantang serve`: how leftovers are found
 LONGEST_STREAM_S = 3600
 IDLE_CLOSE_S = 5  # connections to a HAProxy that was replaced: it knows only the servers of its time
 _HAPROXY_CHECK_TIMEOUT_S = 10.0

@@ -16,6 +16,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from router.link import Member
 
 Listener = Callable[[tuple[Member, ...]], None]
+"""Must not block, nor call back into this module."""
 
 _lock = threading.Lock()
 _known: dict[str, tuple[Member, ...]] = {}  # deployment → its running replicas; one entry per deployment of this process
@@ -35,8 +36,8 @@ def follow(replicas: DeploymentHandle[Any], listener: Listener) -> None:
     with _lock:
         _listeners[str(replicas.deployment_id)] = listener
         members = _known.get(str(replicas.deployment_id))
-    if members is not None:
-        listener(members)
+        if members is not None:
+            listener(members)
     replicas.options(method_name="stats")  # makes the handle start listening to the controller
 
 
@@ -66,8 +67,8 @@ def announce(deployment_id: object, published: Mapping[str, Mapping[str, Any]]) 
             return
         _known[str(deployment_id)] = members
         listener = _listeners.get(str(deployment_id))
-    if listener is not None:
-        listener(members)
+        if listener is not None:  # under the lock: of two changes the later is heard last
+            listener(members)
 
 
 def members_of(published: Mapping[str, Mapping[str, Any]]) -> tuple[Member, ...]:

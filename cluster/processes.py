@@ -12,6 +12,7 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
+_KILL_TIMEOUT_S = 10.0  # one that the kernel holds in an uninterruptible wait is left to it
 _PROC = Path("/proc")
 
 
@@ -57,14 +58,18 @@ def living(root: int, but: int | None = None) -> list[Process]:
 
 
 def end_descendants(root: int, grace_s: float, but: int | None = None) -> int:
-    """SIGTERM to all below `root`, SIGKILL to those that stay longer than `grace_s`; not to `but`. Returns how many had been alive."""
+    """SIGTERM to all below `root`, SIGKILL to those that stay longer than `grace_s`; not to `but`. Returns how many had been alive.
+
+    Does not wait for ever: what has not gone _KILL_TIMEOUT_S after its SIGKILL will when the kernel lets it.
+    """
     alive = living(root, but)
     deadline = time.monotonic() + grace_s
     _signal(alive, signal.SIGTERM)
     while living(root, but) and time.monotonic() < deadline:
         reap()
         time.sleep(_POLL_S)
-    while remaining := living(root, but):  # a killed process may just have started another
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    while (remaining := living(root, but)) and time.monotonic() < deadline:  # a killed process may just have started another
         _signal(remaining, signal.SIGKILL)
         reap()
         time.sleep(_POLL_S)
@@ -95,7 +100,7 @@ def memory_table(root: int) -> list[Memory]:
 
 def _signal(processes: list[Process], number: signal.Signals) -> None:
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, number)
 
 

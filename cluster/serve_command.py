@@ -44,10 +44,6 @@ class Signals:
         self._starting = False
 
     @property
-    def asked_to_stop(self) -> bool:
-        return self._count > 0
-
-    @property
     def asked_to_hurry(self) -> bool:
         return self._count > 1
 
@@ -104,7 +100,12 @@ def _serve(config: Config, signals: Signals, show: stages.Stages, directory: Run
     address = local_ray.joined_address(config)
     haproxy = _start_ray(config, signals, show, directory, address)
     guardian.watch(process.pid for process in processes.living(os.getpid(), but=guardian.pid))
-    _start_application(config, show, haproxy, local=address is None)
+    try:
+        _start_application(config, show, haproxy, local=address is None)
+    except BaseException:
+        if address is not None:  # somebody else's cluster goes on without us: nothing of ours may stay on it
+            deployment.withdraw(config)
+        raise
     essential = {
         process.pid for process in processes.living(os.getpid(), but=guardian.pid) if process.name in (local_ray.GCS, local_ray.RAYLET)
     }

@@ -48,7 +48,7 @@ class EngineOutput:
 
 
 class Engine:
-    """`clock` is monotonic, in seconds. `kv_block_bytes` only feeds load reports."""
+    """`clock` is monotonic, in seconds. `kv_block_bytes` only feeds load reports. `step_time`: what is known of this runner already."""
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class Engine:
         revision: str,
         clock: Callable[[], float],
         kv_block_bytes: int = 0,
+        *,
+        step_time: StepTimeFit | None = None,
     ) -> None:
         self._runner = runner
         self._limits = msgspec.structs.replace(runner.limits, step_slo_s=config.inter_token_slo_ms / 1000)
@@ -68,7 +70,7 @@ class Engine:
         self.roster = Roster(kv, policy, min(self._limits.max_num_seqs, self._limits.max_num_batched_tokens))
         self._scheduler = Scheduler(self.roster, policy, self._limits.max_num_batched_tokens)
         self.ledger = Ledger()
-        self.step_time = StepTimeFit()
+        self.step_time = step_time or StepTimeFit()
         self._outbox = Outbox()
         self._intake = Intake(self._limits, policy, model_name, revision, runner.eos_token_ids)
         self._departures = Departures(self.roster, self.ledger, self._outbox)

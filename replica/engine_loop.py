@@ -8,7 +8,6 @@ the settling of its result, so that a cancelled request costs at most the step t
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Protocol
 import structlog
 
 from replica.contract.messages import Bounce, BounceReason, GenerateRequest, KvEvent, LoadReport, TokenDelta
+from replica.engine_thread import EngineThread
 from replica.inbox import Cancels, Inbox
 from replica.step import Runner, RunnerLost, Step, StepResult
 
@@ -25,6 +25,7 @@ DELIVERIES_MAX = 256  # undelivered reports; beyond it the engine waits for the 
 STUCK_WAIT_S = 0.02  # between two attempts to plan when there is work but none can be planned
 FULL_WAIT_S = 0.1
 STOP_TIMEOUT_S = 10.0
+LONG_STEP_S = 0.4  # a step predicted to take longer is announced before it runs
 
 _log = structlog.get_logger()
 
@@ -108,15 +109,22 @@ class EngineLoop:
     """start() once, from a running event loop; stop() ends the thread after the running step."""
 
     def __init__(
-        self, engine: SteppedEngine, runner: Runner, deliver: Callable[[Delivery], None], *, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: SteppedEngine,
+        runner: Runner,
+        deliver: Callable[[Delivery], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        thread: EngineThread | None = None,
     ) -> None:
+        """`thread`: the one the runner was made on; it is ended with the loop."""
         self._engine = engine
         self._runner = runner
         self._deliver = deliver
         self._clock = clock
         attempts_max = 2 * (runner.limits.max_waiting + runner.limits.max_num_seqs)
         self.inbox = Inbox(submits_max=runner.limits.max_waiting, cancels_max=attempts_max)
-        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._thread = thread or EngineThread()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: deque[Delivery] = deque()
         self._stopping = False
@@ -124,25 +132,34 @@ class EngineLoop:
         self._progress = 0
         self._moved_at_s = clock()  # last progress, or when work came to an idle engine
         self._busy = False
+        self._unseen_since_s: float | None = None
 
     # --- the event loop's side ---
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self._thread.submit(self._main)
 
     async def stop(self) -> None:
         """Idempotent. The running step is waited for, up to STOP_TIMEOUT_S."""
         with self.inbox.condition:
             self._stopping = True
             self.inbox.condition.notify_all()
-        if self._thread.is_alive():
+        self._thread.end()
+        if self._thread.is_alive:
             await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
 
     def pulse(self) -> Pulse:
-        pending = self._busy or self.inbox.has_any()
-        waiting_s = self._clock() - self._moved_at_s if pending else 0.0
-        alive = self._thread.is_alive() and self._ended is None
+        now_s = self._clock()
+        unseen = not self._busy and self.inbox.has_any()  # arrived, and the thread has not woken yet
+        if not unseen:
+            self._unseen_since_s = None
+        elif self._unseen_since_s is None:
+            self._unseen_since_s = now_s
+        since_s = self._unseen_since_s if self._unseen_since_s is not None else self._moved_at_s
+        pending = self._busy or unseen
+        waiting_s = now_s - since_s if pending else 0.0
+        alive = self._loop is not None and self._thread.is_alive and self._ended is None
         reason = "" if alive else self._ended or "the engine's thread is not running"
         return Pulse(alive, reason, self._progress, pending, max(0.0, waiting_s))
 
@@ -195,6 +212,10 @@ class EngineLoop:
         if step is None:
             output = self._engine.flush()  # aborts, timeouts, events: what needs no step
         else:
+            load = self._engine.load()
+            if load.predicted_step_s > LONG_STEP_S:  # who waits for it must not take it for a stall
+                self._send(Report(load, accepted=accepted, bounces=bounces))
+                accepted, bounces = (), ()
             result = self._execute(step)
             late = self.inbox.take_cancels()
             self._cancel(late)

@@ -13,9 +13,11 @@ from replica.config import EngineConfig
 from replica.contract.messages import EngineLimits
 from replica.engine import Engine
 from replica.engine_loop import EngineLoop, Pulse
+from replica.engine_thread import EngineThread
 from replica.link import Incarnation, LinkLimits, LinkServer
 from replica.mock_runner import MockRunner
 from replica.step import Runner
+from replica.warm_up import warm_up
 
 if TYPE_CHECKING:
     from replica.parallel.group import RankGroup  # imports torch, which a mock replica does without
@@ -69,14 +71,19 @@ class ReplicaServer:
     async def start(self) -> None:
         """Load the model, start the engine's thread, listen. Raises ValueError for limits that cannot be kept, ModelError for the model."""
         started_s = time.monotonic()
-        runner = self._given_runner
-        if runner is None:
-            runner = await asyncio.to_thread(self._make_runner)
+        thread = EngineThread()
         try:
-            _check_limits(self._config, runner.limits)
-            self._parts = await self._assemble(runner)
+            runner = self._given_runner
+            if runner is None:
+                runner = await asyncio.wrap_future(thread.submit(self._make_runner))
+            try:
+                _check_limits(self._config, runner.limits)
+                self._parts = await self._assemble(runner, thread)
+            except BaseException:
+                runner.close()
+                raise
         except BaseException:
-            runner.close()
+            thread.end()
             raise
         if self._on_stage is not None:
             self._on_stage("replica ready", time.monotonic() - started_s)
@@ -177,11 +184,15 @@ class ReplicaServer:
         dtype = getattr(_innermost(self._started().runner), "dtype", "mock")
         return str(dtype).removeprefix("torch.")
 
-    async def _assemble(self, runner: Runner) -> _Parts:
+    async def _assemble(self, runner: Runner, thread: EngineThread) -> _Parts:
         held = _innermost(runner)  # a real model says what it is; a mock is called after the configuration
         model = self._config.served_model_name or str(getattr(held, "model", self._config.model.rstrip("/").rsplit("/", 1)[-1]))
         revision = str(getattr(held, "revision", self._config.revision or ""))
-        engine = Engine(runner, self._config, model, revision, time.monotonic, kv_block_bytes=int(getattr(held, "kv_block_bytes", 0)))
+        known = None
+        if held is not self._given_runner and not isinstance(held, MockRunner):  # a mock's steps take what they are told to
+            known = await asyncio.wrap_future(thread.submit(lambda: warm_up(runner, self._config, time.monotonic)))
+        block_bytes = int(getattr(held, "kv_block_bytes", 0))
+        engine = Engine(runner, self._config, model, revision, time.monotonic, block_bytes, step_time=known)
         me = Incarnation(
             replica_id=self._replica_id,
             epoch=self.epoch,
@@ -190,7 +201,7 @@ class ReplicaServer:
             fingerprint=str(getattr(held, "fingerprint", f"mock:{model}")),
             limits=engine.limits,
         )
-        loop = EngineLoop(engine, runner, lambda delivery: link.deliver(delivery))
+        loop = EngineLoop(engine, runner, lambda delivery: link.deliver(delivery), thread=thread)
         link = LinkServer(me, loop.inbox, engine.load(), self._secret, limits=self._link_limits, tls=self._tls)
         address = await link.start(self._host)
         loop.start()

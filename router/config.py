@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class RouterConfig(BaseModel):
@@ -25,3 +25,11 @@ class RouterConfig(BaseModel):
     replica_losses_max: int = Field(2, ge=1, description="Replicas that may die under one request before it is given up.")
     drain_timeout_s: float = Field(30.0, gt=0, description="After it, streams of a draining replica move.")
     api_keys: tuple[str, ...] = Field((), description="Accepted bearer tokens; empty: no authentication.")
+
+    @field_validator("api_keys")
+    @classmethod
+    def _can_be_sent(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        """An empty key would let in whoever sends none, one that no header can carry (a file's last newline) nobody."""
+        if not all(key and key.isascii() and key.isprintable() and " " not in key for key in keys):
+            raise ValueError("every key must be printable ASCII without spaces, and not empty")
+        return keys

@@ -34,6 +34,7 @@ _LEGAL: dict[Phase, frozenset[Phase]] = {
     Phase.DONE: frozenset(),
 }
 _PLACED = frozenset({Phase.SENT, Phase.HELD})
+BOUNCE_DELAY_S = 0.25  # doubled with every bounce: a queue that is full now is full for the next frame too
 
 
 class Departure(enum.Enum):
@@ -66,6 +67,7 @@ class Stream:
     moves: int = 0
     bounces: int = 0
     adrift_s: float = 0.0  # when it came adrift
+    retry_s: float = 0.0  # whoever has bounced it is not asked again before
 
     def move(self, phase: Phase) -> None:
         if phase not in _LEGAL[self.phase]:
@@ -164,6 +166,7 @@ class Dispatch:
             self._lost[stream.incarnation] = None
         if why is Departure.BOUNCED:
             stream.bounces += 1
+            stream.retry_s = now + BOUNCE_DELAY_S * 2.0 ** (stream.bounces - 1)
         else:
             stream.moves += 1
         stream.move(Phase.ADRIFT)

@@ -48,6 +48,7 @@ class Dispatcher:
         self._limits: EngineLimits | None = None
         self._ticker = Ticker(lambda: self._carry_out(self.board.tick(clock())), lambda: self.board.tick_period_s, clock)
         self._stopping = False
+        self._put_off: list[Effect] = []  # of a replica that is joining: they come before those of whatever happens next
         self._idle = asyncio.Event()
 
     # --- Backend -----------------------------------------------------------------------------------------------------
@@ -60,8 +61,8 @@ class Dispatcher:
             stop=lambda index: self._carry_out(self.board.stop(number, index, self._clock())), close=lambda: self._close(number)
         )
         self._sessions[number] = session
-        self._carry_out(effects)
         try:
+            self._carry_out(effects)
             await session.open_()
         except BaseException:
             session.close()
@@ -95,6 +96,7 @@ class Dispatcher:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
         for session in tuple(self._sessions.values()):
+            session.reject(Rejected(503, "stopping", "this router is stopping", 1.0))
             session.close()
         await self._links.close()
         self._ticker.stop()
@@ -106,7 +108,8 @@ class Dispatcher:
         if incarnation is not None:
             self._limits = welcome.limits
         # The link answers for this incarnation only once we have returned.
-        asyncio.get_running_loop().call_soon(self._carry_out, effects)
+        self._put_off += effects
+        asyncio.get_running_loop().call_soon(self._carry_out, ())
         return incarnation
 
     def frame(self, incarnation: Incarnation, frame: Frame) -> None:
@@ -130,7 +133,8 @@ class Dispatcher:
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         """In order. What a link cannot take comes back as an event, whose effects follow."""
-        todo = deque(effects)
+        todo = deque((*self._put_off, *effects))
+        self._put_off.clear()
         while todo:
             effect = todo.popleft()
             if isinstance(effect, Submit | CancelAttempt | WantSnapshot):

@@ -63,10 +63,12 @@ class Reception:
             return Refused(batch_id, self.no_replica())
         slo_s = self._slo_s if batch.queue_time_slo_s is None else batch.queue_time_slo_s
         promise = Promise(slo_s, max(0.0, now - batch.arrival_s), self.queue.ahead_s(batch.arrival_s + slo_s))
-        verdict = self._admission.judge(view, promise, outlays, now)
-        if not isinstance(verdict, Admit) and len(outlays) < len(candidates):  # only a sample was asked: ask everyone
+        if len(outlays) < len(candidates):  # only a sample was asked: who finds no place in it asks everyone
+            choice = self._admission.admit(view, promise, outlays, now)
+            if choice is not None:
+                return Admitted(batch_id, choice)
             outlays = self._fleet.outlays(view, candidates, now, sample=False)
-            verdict = self._admission.judge(view, promise, outlays, now)
+        verdict = self._admission.judge(view, promise, outlays, now)
         if isinstance(verdict, Admit):
             return Admitted(batch_id, verdict.choice)
         if isinstance(verdict, Shed):
@@ -102,11 +104,11 @@ class Reception:
         if not outlays:
             return None
         promise = Promise(head.slo_s, max(0.0, now - head.arrival_s), 0.0)
-        verdict = self._admission.judge(head.view, promise, outlays, now)
-        if not isinstance(verdict, Admit):
+        choice = self._admission.admit(head.view, promise, outlays, now)
+        if choice is None:
             return None
         self.queue.remove(head.batch_id)
-        return Admitted(head.batch_id, verdict.choice)
+        return Admitted(head.batch_id, choice)
 
     def sweep(self, now: float) -> list[Refused]:
         """Who has become hopeless leaves. Cheap for all, exact for those it seems to concern. To be called every 25 ms or so."""

@@ -57,8 +57,6 @@ def flat_stats(board: Switchboard, now: float) -> dict[str, float]:
         "index_entries": float(fleet.index.entries),
         "hits_predicted_tokens": float(fleet.hits_predicted_tokens),
         "hits_actual_tokens": float(fleet.hits_actual_tokens),
-        "sheds": float(
-            sum(count for reason, count in tally.rejected.items() if reason in ("queue_time", "queue_full", "queue_time_waited"))
-        ),
+        "sheds": float(sum(tally.rejected.get(reason, 0) for reason in SHED_REASONS)),
     }
     return stats | {f"rejected_{reason}": float(count) for reason, count in sorted(tally.rejected.items())}

@@ -132,7 +132,8 @@ class Traffic:
         effects: list[Effect] = []
         for dispatch in tuple(self._adrift.values()):
             for stream in dispatch.unplaced():
-                effects += self.settle(self._place(dispatch, stream, self._pool(dispatch), now), now)
+                if now >= stream.retry_s:
+                    effects += self.settle(self._place(dispatch, stream, self._pool(dispatch), now), now)
             if not dispatch.unplaced():
                 self._adrift.pop(dispatch.batch_id, None)
         return effects

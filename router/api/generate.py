@@ -125,7 +125,7 @@ class GenerateApp:
                     if prepared.stream:
                         outcome = await _stream(run, prepared.renderer, record, scope, send, connection)
                     else:
-                        outcome = await _whole(run, prepared.renderer, record, scope, send)
+                        outcome = await _whole(run, prepared.renderer, record, scope, send, connection)
                 finally:
                     run.close()
             except ApiError as error:
@@ -152,11 +152,16 @@ async def _refuse(error: ApiError, record: Record, scope: Scope, send: Send) -> 
     return Outcome.SHED if error.status < 500 or error.status == 503 else Outcome.FAILED
 
 
-async def _whole(run: Run, renderer: Renderer, record: Record, scope: Scope, send: Send) -> Outcome:
+async def _whole(run: Run, renderer: Renderer, record: Record, scope: Scope, send: Send, connection: WhileConnected) -> Outcome:
     choices = [WholeChoice() for _ in range(record.choices)]
     while (event := await run.next()) is not None:
         choices[event.delta.index].add(event.delta, event.piece)
-    await respond(scope, send, 200, renderer.whole(choices, run.usage))
+    try:
+        body = renderer.whole(choices, run.usage)
+    except Exception as error:
+        raise _not_rendered() from error
+    connection.settle()
+    await respond(scope, send, 200, body)
     return Outcome.FINISHED
 
 
@@ -196,8 +201,13 @@ def _events(run: Run, renderer: Renderer, event: Event) -> bytes:
         opening = renderer.opening(event.delta, usage) if event.first else b""
         return opening + renderer.piece(event.delta.index, event.piece, usage)
     except Exception as error:
-        _log.exception("an event could not be rendered")
-        raise ApiError(500, "the answer could not be rendered", code="internal_error") from error
+        raise _not_rendered() from error
+
+
+def _not_rendered() -> ApiError:
+    """For a fault of ours, which is logged."""
+    _log.exception("an answer could not be rendered")
+    return ApiError(500, "the answer could not be rendered", code="internal_error")
 
 
 def _queue_time_slo_s(headers: Mapping[str, str]) -> float | None:

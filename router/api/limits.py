@@ -10,7 +10,7 @@ BODY_SECONDS_MAX = 30.0  # to arrive, else 408
 HEADER_BYTES_MAX = 64 * 1024  # else 431
 HEADER_FIELDS_MAX = 100  # else 431
 REQUEST_ID_CHARACTERS_MAX = 128
-UNSENT_BYTES_MAX = 256 * 1024  # per stream; then it is cut
+UNSENT_BYTES_MAX = 256 * 1024  # per stream, behind the message being sent; then it is cut
 JSON_DEPTH_MAX = 64  # the root is 1
 
 # Errors
@@ -37,6 +37,7 @@ TOP_LOGPROBS_MAX = 20
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 1_024
 STOP_TOKEN_IDS_MAX = 256
+TOKEN_IDS_MAX = 524_288  # of /detokenize and allowed_token_ids: above every vocabulary and context
 BAD_WORDS_MAX = 256
 BAD_WORD_CHARACTERS_MAX = 1_024
 LOGIT_BIAS_MAX = 1_024

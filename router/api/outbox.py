@@ -13,30 +13,31 @@ FLUSH_SECONDS_MAX = 30.0  # a finished answer may wait this long for its client 
 
 
 class StreamCut(Exception):
-    """The client reads too slowly: more than UNSENT_BYTES_MAX are waiting."""
+    """The client reads too slowly: more than UNSENT_BYTES_MAX are waiting behind what it is being sent."""
 
 
 class Outbox:
     """put() never waits; a task sends what has gathered, in one message."""
 
-    __slots__ = ("_chunks", "_closing", "_failed", "_on_failure", "_send", "_unsent_bytes", "_wake", "_writer")
+    __slots__ = ("_chunks", "_closing", "_failed", "_on_failure", "_send", "_sending", "_unsent_bytes", "_wake", "_writer")
 
     def __init__(self, send: Send, on_failure: Callable[[], None]) -> None:
         """`on_failure` is called once, when the server can send no more."""
         self._send = send
         self._on_failure = on_failure
         self._chunks: list[bytes] = []
-        self._unsent_bytes = 0  # handed to put and not yet taken by the server
+        self._unsent_bytes = 0  # of the chunks
+        self._sending = False  # the server has not taken the last message yet
         self._closing = False
         self._failed = False
         self._wake = asyncio.Event()
         self._writer = asyncio.create_task(self._write())
 
     def put(self, data: bytes) -> None:
-        """Raises StreamCut."""
-        self._unsent_bytes += len(data)
-        if self._failed or self._unsent_bytes > UNSENT_BYTES_MAX:
+        """Raises StreamCut. One event may be larger than the bound: only what waits for the client to read on says that it is slow."""
+        if self._failed or (self._sending and self._unsent_bytes > UNSENT_BYTES_MAX):
             raise StreamCut
+        self._unsent_bytes += len(data)
         self._chunks.append(data)
         self._wake.set()
 
@@ -62,8 +63,10 @@ class Outbox:
                 if self._chunks:
                     data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
                     self._chunks.clear()
+                    self._unsent_bytes = 0
+                    self._sending = True
                     await self._send({"type": "http.response.body", "body": data, "more_body": True})
-                    self._unsent_bytes -= len(data)
+                    self._sending = False
                 elif self._closing:
                     await self._send({"type": "http.response.body", "body": b"", "more_body": False})
                     return

@@ -21,6 +21,7 @@ from router.api.limits import (
     STOP_STRINGS_MAX,
     STOP_TOKEN_IDS_MAX,
     TEMPERATURE_MAX,
+    TOKEN_IDS_MAX,
 )
 
 _INT64 = 2**63
@@ -76,26 +77,25 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(biases.items())
 
 
-def token_ids(value: Any) -> tuple[int, ...] | None:
+def token_ids(value: Any, count_max: int = TOKEN_IDS_MAX) -> tuple[int, ...] | None:
     if value is None:
         return None
+    if isinstance(value, list) and len(value) > count_max:  # before it is looked at item by item
+        raise ValueError(f"at most {count_max} token ids")
     if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 2**31 for item in value):
         raise ValueError("must be a list of token ids")
     return tuple(value)
 
 
 def _stop_token_ids(value: Any) -> tuple[int, ...]:
-    ids = token_ids(value) or ()
-    if len(ids) > STOP_TOKEN_IDS_MAX:
-        raise ValueError(f"at most {STOP_TOKEN_IDS_MAX} token ids")
-    return ids
+    return token_ids(value, STOP_TOKEN_IDS_MAX) or ()
 
 
 def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
     ids = token_ids(value)
     if ids == ():
         raise ValueError("must allow at least one token")
-    return ids
+    return None if ids is None else tuple(dict.fromkeys(ids))  # each choice's request carries them
 
 
 def _top_k(value: int | None) -> int | None:

@@ -74,20 +74,30 @@ class Admission:
 
     def judge(self, request: RequestView, promise: Promise, outlays: Sequence[Outlay], now: float) -> Verdict:
         """`outlays`: at least one, of replicas that are healthy and could ever run it."""
-        if promise.ahead_s <= 0:
-            choice = self.place(request, outlays, now)  # most often the best one keeps the promise: no need to ask all
-            if any(one.candidate.incarnation == choice.incarnation and self._keeps(one, promise, now) for one in outlays):
-                return Admit(choice)
-            keeping = [one for one in outlays if self._keeps(one, promise, now)]
-            if keeping:
-                return Admit(self.place(request, keeping, now))
+        choice = self.admit(request, promise, outlays, now)
+        if choice is not None:
+            return Admit(choice)
         if self.is_hopeless(promise, outlays, now):
             return self.shed(promise, outlays, now)
         return Wait(self._service_s(outlays, now))
 
+    def admit(self, request: RequestView, promise: Promise, outlays: Sequence[Outlay], now: float) -> Choice | None:
+        """Only the first answer: None refuses nobody, and may be asked as often as one likes."""
+        if promise.ahead_s > 0:
+            return None
+        choice = self.place(request, outlays, now)  # most often the best one keeps the promise: no need to ask all
+        if any(one.candidate.incarnation == choice.incarnation and self._keeps(one, promise, now) for one in outlays):
+            return choice
+        keeping = [one for one in outlays if self._keeps(one, promise, now)]
+        return self.place(request, keeping, now) if keeping else None
+
     def is_hopeless(self, promise: Promise, outlays: Sequence[Outlay], now: float) -> bool:
-        least_s = min(one.wait_s(HOPEFUL_QUANTILE, now) for one in outlays)
-        return promise.waited_s + promise.ahead_s + least_s > promise.slo_s
+        """Not even by a hopeful guess; of a replica that has proved nothing yet, the guess is that its model is several times too slow.
+
+        A first step may have stalled: who waits here a little sees the truth, who is refused never does.
+        """
+        least_s = min((promise.ahead_s + one.wait_s(HOPEFUL_QUANTILE, now)) / one.waits.doubt for one in outlays)
+        return promise.waited_s + least_s > promise.slo_s
 
     def place(self, request: RequestView, outlays: Sequence[Outlay], now: float) -> Choice:
         """The policy's choice; alone, it is for a stream that was admitted before and moves: it is not judged again."""

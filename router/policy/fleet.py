@@ -1,6 +1,7 @@
 """All that the router knows of its replicas, and what a request could expect from each (pure; DESIGN §6, §8).
 
-One pool at a time: replicas with another fingerprint than the pool's are kept out of routing and failover.
+One pool at a time: replicas with another fingerprint than the pool's are kept out of routing and failover. Once all of
+the pool are leaving, the first newcomer's pool takes its place.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Known:
 
     @property
     def is_routable(self) -> bool:
+        """If it is of the present pool."""
         return self.health.pulse is Pulse.BEATING and self.view.draining_since_s is None
 
 
@@ -61,10 +63,15 @@ class Fleet:
     # --- membership --------------------------------------------------------------------------------------------------
 
     def connect(self, welcome: Welcome, now: float) -> Incarnation | None:
-        """A link said Welcome. None: it belongs to another pool and must not be used."""
+        """A link said Welcome. None: it belongs to another pool than those that stay, and must not be used."""
         pool = self.pool()
-        if pool is not None and (pool.fingerprint, pool.limits.block_size) != (welcome.fingerprint, welcome.limits.block_size):
+        if pool is not None and pool.draining_since_s is None and pool.fingerprint != welcome.fingerprint:
             return None
+        if any(
+            known.view.fingerprint == welcome.fingerprint and known.view.limits.block_size != welcome.limits.block_size
+            for known in self._known.values()
+        ):
+            return None  # its blocks have other keys
         self.lose(welcome.replica_id)
         incarnation = Incarnation(welcome.replica_id, welcome.epoch)
         self._orders += 1
@@ -95,10 +102,10 @@ class Fleet:
         return known if known is not None and known.view.incarnation == incarnation else None
 
     def pool(self) -> ReplicaView | None:
-        """Any member of the pool: those that stay before those that leave."""
+        """The latest member of the pool: those that stay before those that leave."""
         views = [known.view for known in self._known.values()]
         staying = [view for view in views if view.draining_since_s is None]
-        return next(iter(staying or views), None)
+        return next(reversed(staying or views), None)
 
     def all(self) -> tuple[Known, ...]:
         return tuple(self._known.values())
@@ -173,8 +180,11 @@ class Fleet:
 
     # --- the question ------------------------------------------------------------------------------------------------
 
-    def routable(self, avoid: Sequence[str] = ()) -> list[Known]:
-        return [known for replica_id, known in self._known.items() if known.is_routable and replica_id not in avoid]
+    def routable(self) -> list[Known]:
+        pool = self.pool()
+        if pool is None:
+            return []
+        return [known for known in self._known.values() if known.is_routable and known.view.fingerprint == pool.fingerprint]
 
     def outlays(self, request: RequestView, candidates: Sequence[Known], now: float, *, sample: bool = True) -> list[Outlay]:
         """What to expect from each candidate that could ever run it; of many, from the likely ones and a sample."""

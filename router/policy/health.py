@@ -106,10 +106,6 @@ class Health:
             return True
         return False
 
-    @property
-    def moved_s(self) -> float:
-        return self._moved_s
-
 
 class Watch:
     """Tells a pause of the router itself (suspended, starved of CPU) from the silence of replicas."""

@@ -161,10 +161,6 @@ class PrefixIndex:
                 self._holders.move_to_end(key)
         return {incarnation: ends[view.bit] for incarnation, view in self._views.items() if ends.get(view.bit)}
 
-    def is_synced(self, incarnation: Incarnation) -> bool:
-        view = self._views.get(incarnation)
-        return view is not None and view.sequence is not None
-
     @property
     def entries(self) -> int:
         return len(self._holders)

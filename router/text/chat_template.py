@@ -9,6 +9,7 @@ out. Templates may trim, split and join as they like, and a harmless text render
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template is given. `messages` are in OpenAI's shape, contents are strings."""
+    """What a template is given. `messages` are in OpenAI's shape: contents are strings, roles are checked."""
 
     messages: Sequence[Mapping[str, Any]]
     add_generation_prompt: bool = True
@@ -74,7 +75,13 @@ class ChatTemplate:
         """Raises TemplateError when the template refuses, or after RENDER_SECONDS_MAX or OUTPUT_BYTES_MAX."""
         given = (list(conversation.messages), dict(conversation.variables))
         guard, end = _unused_characters(given)
-        messages, variables = _guarded(given, _Guard(tokenizer, guard))
+        guarded = _Guard(tokenizer, guard)
+        # Names, which the template looks up, and roles, which it compares, are not the client's words.
+        messages = [
+            {name: value if name == "role" else _guarded(value, guarded) for name, value in message.items()}
+            for message in conversation.messages
+        ]
+        variables = {name: _guarded(value, guarded) for name, value in conversation.variables.items()}
         if conversation.continue_final_message:
             messages[-1]["content"] += end
         text = self._run(
@@ -108,7 +115,7 @@ class ChatTemplate:
                 pieces.append(piece)
         except _RefusedByTemplate as error:
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError, ArithmeticError) as error:
             if isinstance(error, TemplateError):
                 raise
             raise TemplateError(f"the model's chat template cannot render these messages ({type(error).__name__})") from error
@@ -130,20 +137,29 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 class _Guard:
     """Puts the guard character into a client's string where a special token's text is, or could be completed across an end."""
 
-    __slots__ = ("_guard", "_heads", "_pattern", "_tails")
+    __slots__ = ("_guard", "_heads", "_pattern", "_rounds", "_tails")
 
     def __init__(self, tokenizer: Tokenizer, guard: str) -> None:
         self._guard = guard
         self._pattern = tokenizer.special_pattern
         self._heads, self._tails = tokenizer.special_ends
+        self._rounds = tokenizer.special_characters_max  # so many special tokens can overlap at one character
 
     def __call__(self, text: str) -> str:
-        guarded = self._pattern.sub(lambda match: match.group()[0] + self._guard + match.group()[1:], text)
+        guarded, found = self._pattern.subn(self._interrupted, text)
+        rounds = 1
+        while found and rounds < self._rounds:  # those that overlap with one just interrupted
+            guarded, found = self._pattern.subn(self._interrupted, guarded)
+            rounds += 1
         if guarded.endswith(self._heads):
             guarded += self._guard
         if guarded.startswith(self._tails):
             guarded = self._guard + guarded
         return guarded
+
+    def _interrupted(self, match: re.Match[str]) -> str:
+        special = match.group()
+        return special[0] + self._guard + special[1:]
 
 
 def _guarded(value: Any, guard: Callable[[str], str]) -> Any:

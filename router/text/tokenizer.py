@@ -31,7 +31,17 @@ class Vocabulary:
 class Tokenizer:
     """`special` parses special tokens and adds what the model wants around a text; `plain` does neither."""
 
-    __slots__ = ("_longest_token_bytes", "_plain", "_shown", "_shrink", "_special", "special_ends", "special_pattern", "vocabulary")
+    __slots__ = (
+        "_longest_token_bytes",
+        "_plain",
+        "_shown",
+        "_shrink",
+        "_special",
+        "special_characters_max",
+        "special_ends",
+        "special_pattern",
+        "vocabulary",
+    )
 
     def __init__(self, special: tokenizers.Tokenizer, plain: tokenizers.Tokenizer, vocabulary: Vocabulary, shrink: int = 1) -> None:
         """`shrink`: by how much normalising may shorten a text in bytes; 0 = unknown. Both encoders become ours alone."""
@@ -48,6 +58,7 @@ class Tokenizer:
         contents = sorted((vocabulary.token_bytes[i].decode() for i in vocabulary.special_ids), key=lambda text: (-len(text), text))
         # Matches the text of any special token, the longest first.
         self.special_pattern = re.compile("|".join(re.escape(text) for text in contents) or r"(?!)")
+        self.special_characters_max = max(map(len, contents), default=0)
         # Every proper prefix of a special token's text, and every proper suffix.
         heads = dict.fromkeys(text[:i] for text in contents for i in range(1, len(text)))
         tails = dict.fromkeys(text[i:] for text in contents for i in range(1, len(text)))

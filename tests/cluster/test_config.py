@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from cluster.config import SECTIONS, Config, ConfigError, load, parse
 from cluster.flags import field_of_flag
 
+ROOT = Path(__file__).resolve().parents[2]
 FIELDS = [(section, field) for section, model in SECTIONS.items() for field in model.model_fields]
 
 
@@ -131,3 +133,21 @@ def test_a_directory_is_named_by_its_own_name(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "my-model").mkdir()
     monkeypatch.chdir(tmp_path / "my-model")
     assert parse({"engine": {"model": "."}}).model_name == "my-model"
+
+
+@pytest.mark.parametrize("key", ["", " ", "secret\n", "two words", "schlüssel"])
+def test_an_api_key_that_no_header_can_carry_is_refused(key: str) -> None:
+    """The empty one would be everybody's."""
+    with pytest.raises(ConfigError) as raised:
+        parse({"router": {"api_keys": ["good", key]}})
+    (line,) = raised.value.lines
+    assert line.startswith("router.api_keys: ") and "good" not in line
+
+
+def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for number, block in enumerate(blocks):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(block)
+        assert load(file) != Config()

@@ -137,6 +137,7 @@ def test_only_the_routers_port_is_for_everyone(manifests: dict[str, Manifest], s
 def test_pods_run_without_rights_and_with_resources(service: Manifest) -> None:
     for pod in (head(service), worker(service)):
         assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["automountServiceAccountToken"] is False
         for container in pod["containers"]:
             assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys()

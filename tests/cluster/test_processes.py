@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from cluster import processes
 
 # A child that starts a grandchild ignoring SIGTERM and then dies, as an actor that leaves its subprocess behind.
@@ -78,3 +80,18 @@ def test_the_tree_lists_parents_before_children() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_one_that_cannot_be_killed_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an uninterruptible wait of the kernel, say, or another user's."""
+    stuck = processes.Process(pid=1, parent=0, state="D", name="stuck")
+
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(processes, "living", lambda root, but=None: [stuck])
+    monkeypatch.setattr(processes, "_KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(os, "kill", refuse)
+    start = time.monotonic()
+    assert processes.end_descendants(os.getpid(), grace_s=0.1) == 1
+    assert time.monotonic() - start < 10

@@ -1,13 +1,14 @@
 """Admission at five times the capacity (ADM-01), and a burst on one replica: virtual clock, production switchboard."""
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 
 from replica.contract.messages import StepTimeCoefficients
 from router.config import RouterConfig
-from router.policy.admission import Admission
-from router.policy.calibration import Calibration
+from router.policy.admission import Admission, Outlay, Promise, Shed
+from router.policy.calibration import TRUSTED_AFTER, Calibration
 from tests.router.modelled_replica import CPU, GPU, ModelledReplica, limits
 from tests.router.virtual_world import Outcome, World, prompt_of, request
 
@@ -103,8 +104,11 @@ def test_several_replicas_share_an_overload(peak: float) -> None:
 
 
 def burst(truth: StepTimeCoefficients) -> tuple[World, list[Outcome]]:
+    """On a replica that has served a little before: its model is believed."""
     world = World(CONFIG, [ModelledReplica("r0", truth=truth)])
-    world.run(1.0)
+    for i in range(12):
+        world.at(1.0 + i, lambda i=i: world.arrive(request(f"calm{i}", prompt_of(1000 + i, 400), max_tokens=16)) and None)
+    world.run(20.0)
     outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 400))) for i in range(160)]
     world.run(60.0)
     return world, outcomes
@@ -130,6 +134,48 @@ def test_retry_after_spreads_those_who_are_told_to_come_back() -> None:
     assert told[-1] <= 30 * 1.25
 
 
+def test_judging_the_head_again_tells_nobody_to_come_later() -> None:
+    """Every frame of a busy replica judges the head of the queue: that is no refusal, and moves no Retry-After."""
+    config = CONFIG.model_copy(update={"queue_time_slo_s": 3.0})
+
+    def retry_after(judged: int) -> float:
+        world = World(config, [ModelledReplica("r0", truth=CPU)])
+        world.run(1.0)
+        outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 300), max_tokens=200)) for i in range(60)]
+        (known,) = world.board.fleet.routable()
+        known.calibrations.wait.observations = TRUSTED_AFTER
+        head = world.board.reception.queue.head()
+        assert head is not None
+        late = head.deadline_s + 0.001  # hopeless there now
+        for _ in range(judged):
+            assert world.board.reception.head((known,), late) is None
+        world.now = late
+        last = world.arrive(request("last", prompt_of(99, 300), max_tokens=200))
+        assert outcomes and last.rejected is not None and last.rejected.retry_after_s is not None
+        return last.rejected.retry_after_s
+
+    assert retry_after(500) == retry_after(0)
+
+
+def test_of_many_replicas_a_refusal_is_one_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking first a sample and then everyone must not put off Retry-After twice."""
+    sheds: list[float] = []
+    shed = Admission.shed
+
+    def counted(self: Admission, promise: Promise, outlays: Sequence[Outlay], now: float) -> Shed:
+        sheds.append(now)
+        return shed(self, promise, outlays, now)
+
+    monkeypatch.setattr(Admission, "shed", counted)
+    small = limits(max_num_seqs=2)
+    world = World(
+        CONFIG.model_copy(update={"queue_time_slo_s": 1.0}), [ModelledReplica(f"r{i}", truth=CPU, limits=small) for i in range(20)]
+    )
+    world.run(1.0)
+    outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 300), max_tokens=400)) for i in range(400)]
+    assert 0 < len(sheds) == sum(outcome.rejected is not None for outcome in outcomes)
+
+
 def test_an_empty_replica_admits_whatever_the_model_says() -> None:
     hopeless = scaled(CPU, 1000.0)
     world = World(CONFIG, [ModelledReplica("r0", truth=CPU, told=hopeless)])
@@ -145,6 +191,26 @@ def test_without_that_rule_it_would_refuse_for_ever(monkeypatch: pytest.MonkeyPa
     world.at(1.0, lambda: world.arrive(request("q", prompt_of(1, 400))) and None)
     world.run(10.0)
     assert served(list(world.outcomes.values())) == 0
+
+
+def cold_start(too_slow: float) -> list[Outcome]:
+    """A fresh replica whose model says that it is so much slower than it is; 16 short requests at once, SLO 10 s."""
+    config = RouterConfig(queue_time_slo_s=10.0)
+    world = World(config, [ModelledReplica("r0", truth=CPU, told=scaled(CPU, too_slow))])
+    world.run(1.0)
+    outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 120), max_tokens=16)) for i in range(16)]
+    world.run(30.0)
+    return outcomes
+
+
+@pytest.mark.parametrize("too_slow", [1.0, 5.0, 10.0])
+def test_a_fresh_replica_with_a_model_fitted_to_a_stalled_step_refuses_nobody(too_slow: float) -> None:
+    assert served(cold_start(too_slow)) == 16
+
+
+def test_without_doubt_it_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Calibration, "doubt", 1.0)
+    assert served(cold_start(10.0)) < 16
 
 
 def test_no_replica_is_503_and_a_prompt_that_never_fits_is_400() -> None:

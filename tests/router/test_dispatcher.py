@@ -207,6 +207,38 @@ async def test_another_pools_replica_is_shut_out(bench: Bench) -> None:
     assert bench.dispatcher.status().replicas == 1
 
 
+async def test_a_client_that_leaves_as_a_replica_joins_leaves_nothing_there(bench: Bench) -> None:
+    """The stream moves to the replica that has just said Welcome: its cancel must not overtake its submission."""
+    bench.join("r0")
+    task = await bench.open()
+    (old,) = bench.links
+    (sent,) = old.submitted
+    bench.frame(old, TokenDelta(sent.attempt, (7,), cached_tokens=0, waited_s=0.0))
+    session = await task
+    old.lose("reset")
+    bench.dispatcher.update_replicas([Member("r1", "127.0.0.1", 1)])
+    new = bench.links[-1]
+    new.welcome(ModelledReplica("r1").welcome())
+    session.close()
+    assert len(new.submitted) == 1 and new.cancelled == [new.submitted[0].attempt]
+
+
+async def test_a_stop_whose_time_is_up_says_so(bench: Bench) -> None:
+    bench.join("r0")
+    (link,) = bench.links
+    waiting, running = await bench.open(), await bench.open()
+    bench.frame(link, TokenDelta(link.submitted[1].attempt, (7,), cached_tokens=0, waited_s=0.0))
+    session = await running
+    assert (await anext(session)).token_ids == (7,)
+    await bench.dispatcher.stop(0.0)
+    with pytest.raises(Rejected) as first:
+        await waiting
+    with pytest.raises(Rejected) as second:
+        await anext(session)
+    assert {(one.value.status, one.value.reason) for one in (first, second)} == {(503, "stopping")}
+    assert link.cancelled == [one.attempt for one in link.submitted]
+
+
 async def test_stop_lets_streams_finish_and_takes_no_new_ones() -> None:
     bench = Bench(RouterConfig())
     bench.join("r0")

@@ -200,6 +200,42 @@ def test_another_fingerprint_is_another_pool() -> None:
     assert incarnation is not None, "nobody of the old pool is left"
 
 
+def test_a_new_pool_serves_while_the_old_one_drains() -> None:
+    """A rolling update to other weights: once all of the old pool are leaving, the first of the new one takes over."""
+    world = world_of(2)
+    old = streams(world, 4, most=600)
+    world.run(1.2)
+    world.board.leave("r0", True, world.now)
+    assert world.board.connected(ModelledReplica("s", fingerprint="other").welcome(), world.now)[0] is None, "r1 stays"
+    world.board.leave("r1", True, world.now)
+    world.connect(ModelledReplica("s", fingerprint="other"))
+    new = world.arrive(request("new", prompt_of(77, 20)))
+    assert world.submits[-1][0] == "s"
+    world.board.leave("r1", False, world.now)
+    assert [known.view.incarnation.replica_id for known in world.board.fleet.routable()] == ["s"], "one pool at a time"
+    world.run(60.0)
+    assert all(whole(outcome) for outcome in [*old, new])
+
+
+def test_a_stream_that_moves_waits_while_the_others_queues_are_full() -> None:
+    """Its tokens are with the client: a full queue is no reason to give it up at once."""
+    world = World(CONFIG, [ModelledReplica("r0"), ModelledReplica("r1", limits=limits(max_waiting=1, max_num_seqs=1))])
+    for replica in world.replicas.values():
+        replica.progress = 1000
+    world.board.fleet.lose("r1")
+    outcome = world.arrive(request("moved", prompt_of(1, 60), max_tokens=400))
+    world.run(1.0)
+    assert outcome.tokens()
+    world.connect(world.replicas["r1"])
+    full = world.replicas["r1"]
+    for i in range(2):  # somebody else's, for a second
+        full.submit(request(f"other{i}", prompt_of(50 + i, 60), max_tokens=40), world.now)
+        world._begin(full)
+    world.kill("r0")
+    world.run(20.0)
+    assert whole(outcome)
+
+
 def test_a_stream_never_crosses_to_another_pool() -> None:
     world = world_of(1)
     outcomes = streams(world, 2)

@@ -149,7 +149,7 @@ async def test_requests_are_filled_completely(client: httpx.AsyncClient, backend
         "ignore_eos": True,
         "stop_token_ids": [260],
         "logit_bias": {"5": -100},
-        "allowed_token_ids": [1, 2, 260],
+        "allowed_token_ids": [1, 2, 1, 260, 2],  # each once is enough
         "bad_words": ["fox"],
         "priority": 3,
         "cache_salt": "mine",

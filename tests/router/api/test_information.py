@@ -68,6 +68,7 @@ async def test_tokenize_refuses(client: httpx.AsyncClient) -> None:
         ("/tokenize", {"messages": HI, "chat_template": "x"}, "chat_template"),
         ("/detokenize", {"tokens": [49152]}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens"),
+        ("/detokenize", {"tokens": [1] * 524_289}, "tokens"),
         ("/detokenize", {"tokens": None}, "tokens"),
         ("/detokenize", {}, "tokens"),
     ):

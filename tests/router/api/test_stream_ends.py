@@ -11,6 +11,7 @@ import pytest
 
 from replica.contract.messages import FinishReason
 from router.api import limits, outbox
+from router.api.chat_answer import ChatAnswer
 from router.app import build_app
 from router.config import RouterConfig
 from router.ports import Rejected
@@ -89,6 +90,21 @@ async def test_a_fault_in_turning_tokens_into_text(
     bad, *good = await asyncio.gather(stream(client, CHAT, max_tokens=7), *(stream(client, CHAT, max_tokens=8) for _ in range(4)))
     assert "error" in bad[-1]
     assert all(choices_of(events)[0].finishes == ["stop"] for events in good)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_fault_in_the_answer_is_ours(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
+    """500, counted as failed: nobody aborted it."""
+
+    def faulty(*_: object) -> bytes:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ChatAnswer, "whole", faulty)
+    monkeypatch.setattr(ChatAnswer, "opening", faulty)
+    response = await post(client, CHAT, stream=streaming)
+    assert response.status_code == 500 and error_of(response)["code"] == "internal_error"
+    metrics = (await client.get("/metrics")).text
+    assert 'rantang:requests_total{model_name="smollm2",outcome="failed"} 1.0' in metrics
 
 
 @pytest.mark.parametrize(
@@ -214,6 +230,7 @@ async def test_a_client_that_does_not_read_is_cut(backend: FakeBackend) -> None:
 
 async def test_without_the_bound_it_would_not_be(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "UNSENT_BYTES_MAX", 10**9)
+    monkeypatch.setattr(outbox, "FLUSH_SECONDS_MAX", 0.05)
     app = build_app(backend, smollm2(), RouterConfig())
     backend.script = lambda request: Script(tokens=(28120,) * 8000, stop_id=None)
     stuck = call(max_tokens=8000)
@@ -231,3 +248,31 @@ async def test_a_finished_answer_does_not_wait_for_ever(backend: FakeBackend, mo
     stuck.on_send = lambda message: stuck.reading.clear()
     await asyncio.wait_for(stuck.run(app), 10)
     assert not stuck.complete and backend.sessions[0].closed
+
+
+async def test_one_large_event_is_no_slow_client(backend: FakeBackend) -> None:
+    """A long echoed prompt with its logprobs is one event above the bound: a client that reads gets it whole."""
+    app = build_app(backend, smollm2(), RouterConfig())
+    fields = {"model": "smollm2", "prompt": [28120] * 4000, "echo": True, "logprobs": 5, "max_tokens": 3, "stream": True}
+    one = RawCall(json.dumps(fields).encode(), path=COMPLETIONS)
+    await one.run(app)
+    assert one.complete and len(one.text) > limits.UNSENT_BYTES_MAX
+    assert one.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_the_disconnect_that_ends_every_answer_is_no_abort(backend: FakeBackend, streaming: bool) -> None:
+    """Servers report a disconnect as soon as the last byte is handed over, maybe before they return."""
+    app = build_app(backend, smollm2(), RouterConfig())
+    one = call(stream=streaming)
+
+    def over(message: Any) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            one.gone.set()
+
+    one.on_send, one.lingering = over, True
+    await one.run(app)
+    assert one.complete
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://router") as client:
+        metrics = (await client.get("/metrics")).text
+    assert 'rantang:requests_total{model_name="smollm2",outcome="finished"} 1.0' in metrics

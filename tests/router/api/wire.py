@@ -111,6 +111,7 @@ class RawCall:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     reading: asyncio.Event = field(default_factory=asyncio.Event)
     on_send: Callable[[Message], None] | None = None
+    lingering: bool = False  # the server lets others run before it returns from send
 
     def __post_init__(self) -> None:
         self.reading.set()
@@ -143,6 +144,8 @@ class RawCall:
             if self.on_send is not None:
                 self.on_send(message)
             self.sent.append(message)
+            for _ in range(5 * self.lingering):
+                await asyncio.sleep(0)
 
         await app(scope, receive, send)
 

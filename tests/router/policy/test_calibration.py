@@ -1,7 +1,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.policy.calibration import WINDOW, Calibration, Calibrations
@@ -53,6 +53,7 @@ def test_instant_predictions_do_not_move_the_scale() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 10)), max_size=300))
+@example([(5e-324, 0.0, 0.0)])
 def test_it_is_bounded_and_finite_whatever_it_sees(observations: list[tuple[float, float, float]]) -> None:
     one = Calibration()
     for i, (predicted, actual, grain) in enumerate(observations):
