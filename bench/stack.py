@@ -109,8 +109,16 @@ def start(arguments: Sequence[str] = (), *, timeout_s: float = START_TIMEOUT_S, 
             raise StackError(f"rantang serve {' '.join(arguments)}: {why}\n{tail}")
         time.sleep(0.2)
     stack.start_s = time.monotonic() - started_s
+    if command == SERVE:
+        _wait_settled(stack, started_s + timeout_s)
     stack.processes()
     return stack
+
+
+def _wait_settled(stack: Stack, deadline_s: float) -> None:
+    """Until `rantang serve` says that it is up: /ready comes first, while HAProxy still knows only Serve's own proxy."""
+    while "curl " not in stack.log_tail() and stack.child.poll() is None and time.monotonic() < deadline_s:
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager

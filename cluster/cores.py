@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-ENGINE_NICENESS = 10
+ENGINE_NICENESS = 15  # Ray's own for workers
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 

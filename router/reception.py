@@ -84,16 +84,14 @@ class Reception:
 
         None where no replica is known to be there, or one could keep the promise for something: `arrive` decides.
         """
-        candidates = self._fleet.routable()
-        outlays = self._fleet.outlays(LEAST, candidates, now, sample=False)
+        outlays = self._fleet.outlays(LEAST, self._fleet.routable(), now, sample=False)
         if not outlays or any(one.is_empty for one in outlays):
             return None
         slo_s = self._slo_s if slo_s is None else slo_s
         promise = Promise(slo_s, max(0.0, now - arrival_s), self.queue.ahead_s(arrival_s + slo_s))
         if not self._admission.is_hopeless(promise, outlays, now):
             return None
-        about = RequestView(prompt_tokens=max(1, about_tokens), block_keys=(), max_tokens=1)
-        return _queue_time(self._admission.shed(promise, self._fleet.outlays(about, candidates, now) or outlays, now), slo_s)
+        return _queue_time(self._admission.shed(promise, outlays, now, times=max(1, about_tokens)), slo_s)
 
     def head(self, candidates: Sequence[Known], now: float) -> Admitted | None:
         """Judge the head against replicas whose state is new. The head leaves the queue when it is admitted."""

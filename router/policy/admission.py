@@ -103,12 +103,15 @@ class Admission:
         """The policy's choice; alone, it is for a stream that was admitted before and moves: it is not judged again."""
         return self._policy.choose(request, [one.candidate for one in outlays], now)
 
-    def shed(self, promise: Promise, outlays: Sequence[Outlay], now: float) -> Shed:
-        """Retry-After: when a request like this one would be admitted, after all who were told to come back before it; plus jitter."""
+    def shed(self, promise: Promise, outlays: Sequence[Outlay], now: float, *, times: int = 1) -> Shed:
+        """Retry-After: when a request like this one would be admitted, after all who were told to come back before it; plus jitter.
+
+        `times`: it is that many times the work that the outlays are of.
+        """
         certain_s = promise.ahead_s + min(one.wait_s(self._quantile, now) for one in outlays)
         free_s = now + max(0.05, certain_s - promise.slo_s)
         turn_s = min(max(free_s, self._returning_s), now + RETRY_AFTER_MAX_S)
-        self._returning_s = turn_s + self._service_s(outlays, now)
+        self._returning_s = turn_s + times * self._service_s(outlays, now)
         expected_s = promise.ahead_s + min(one.wait_s(0.5, now) for one in outlays)
         return Shed(self.jittered(turn_s - now), promise.waited_s + expected_s)
 
