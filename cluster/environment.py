@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from cluster import ingress
 from cluster.config import Config
 from cluster.cores import usable_cores
 
@@ -33,6 +34,7 @@ def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) ->
         "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # if this process is killed, Ray's agents look for their head no longer than this
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # user code on the main loop, no request log per token
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": ingress.IMPORT_PATH,
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer before us that must first notice
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a dead HAProxy is replaced after three of these
     }

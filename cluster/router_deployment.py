@@ -8,7 +8,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from cluster import membership, telemetry
+from cluster import ingress, membership, telemetry
 from cluster.config import Config
 from cluster.drain_gate import DrainGate
 from router.link import Member
@@ -35,6 +35,7 @@ class Router:
         await self._server.start()
         self._gate = DrainGate(self._server.app)
         self._loop = asyncio.get_running_loop()
+        ingress.attach(self._gate)
         membership.follow(replicas, self._from_any_thread)
         self._log.info("router ready")
 

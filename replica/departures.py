@@ -10,6 +10,8 @@ from replica.outbox import Outbox
 from replica.request import Request, State
 from replica.roster import Roster
 
+_ENDED_KEPT = 64  # deadlines of ended requests that are not worth a sweep
+
 
 class Departures:
     """`end` is the only way out: slot and blocks come back, the ledger closes, the client hears it, in one call."""
@@ -39,11 +41,18 @@ class Departures:
     def watch(self, request: Request) -> None:
         """A request has entered: mind its deadline; if an earlier attempt brought it to its end already, it ends here."""
         if request.terms.deadline_s is not None:
-            heapq.heappush(self._deadlines, (request.terms.deadline_s, request.number, request))
+            self._note_deadline(request, request.terms.deadline_s)
         if request.output_ids:
             reason = ending_of(request, request.output_ids[-1])
             if reason is not None:
                 self.end(request, reason)
+
+    def _note_deadline(self, request: Request, deadline_s: float) -> None:
+        """Those of the ended go when they are the majority: each would keep a whole request until its time has come."""
+        if len(self._deadlines) > 2 * len(self._ledger) + _ENDED_KEPT:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].state is not State.FINISHED]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (deadline_s, request.number, request))
 
     def cancel(self, request: Request, *, defer: bool) -> None:
         """`defer`: a step runs; the cancel takes effect when it has ended."""

@@ -25,6 +25,7 @@ DELIVERIES_MAX = 256  # undelivered reports; beyond it the engine waits for the 
 STUCK_WAIT_S = 0.02  # between two attempts to plan when there is work but none can be planned
 FULL_WAIT_S = 0.1
 STOP_TIMEOUT_S = 10.0
+LONG_STEP_S = 0.4  # a step predicted to take longer is announced before it runs
 
 _log = structlog.get_logger()
 
@@ -131,6 +132,7 @@ class EngineLoop:
         self._progress = 0
         self._moved_at_s = clock()  # last progress, or when work came to an idle engine
         self._busy = False
+        self._unseen_since_s: float | None = None
 
     # --- the event loop's side ---
 
@@ -148,8 +150,15 @@ class EngineLoop:
             await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
 
     def pulse(self) -> Pulse:
-        pending = self._busy or self.inbox.has_any()
-        waiting_s = self._clock() - self._moved_at_s if pending else 0.0
+        now_s = self._clock()
+        unseen = not self._busy and self.inbox.has_any()  # arrived, and the thread has not woken yet
+        if not unseen:
+            self._unseen_since_s = None
+        elif self._unseen_since_s is None:
+            self._unseen_since_s = now_s
+        since_s = self._unseen_since_s if self._unseen_since_s is not None else self._moved_at_s
+        pending = self._busy or unseen
+        waiting_s = now_s - since_s if pending else 0.0
         alive = self._loop is not None and self._thread.is_alive and self._ended is None
         reason = "" if alive else self._ended or "the engine's thread is not running"
         return Pulse(alive, reason, self._progress, pending, max(0.0, waiting_s))
@@ -203,6 +212,10 @@ class EngineLoop:
         if step is None:
             output = self._engine.flush()  # aborts, timeouts, events: what needs no step
         else:
+            load = self._engine.load()
+            if load.predicted_step_s > LONG_STEP_S:  # who waits for it must not take it for a stall
+                self._send(Report(load, accepted=accepted, bounces=bounces))
+                accepted, bounces = (), ()
             result = self._execute(step)
             late = self.inbox.take_cancels()
             self._cancel(late)

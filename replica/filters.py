@@ -10,49 +10,44 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from replica.contract.messages import SamplingParams
 
 Float32 = npt.NDArray[np.float32]
-CANDIDATES = 1024  # enough for nearly every top-p; a flatter row is sorted whole
+DEPTHS = (-6.0, -12.0, -np.inf)  # below the best; sorted one after the other until top-k and top-p are decided
 
 
 def thresholds(scaled: Float32, params: Sequence[SamplingParams]) -> Float32:
     """[R] least scaled logit that may be drawn, for scaled [R, V] = (logits − the row's largest) / temperature.
 
-    In this order: top-k by rank, top-p over what top-k left, min-p relative to the best token.
+    In this order, vLLM's: min-p relative to the best token, top-k by rank, top-p over the mass of what both left.
     """
     vocab = scaled.shape[1]
-    least = np.full(len(params), -np.inf, np.float32)
-    ranked = [i for i, p in enumerate(params) if 0 < p.top_k < vocab or p.top_p < 1.0]
-    if ranked:
-        least[ranked] = _by_rank(scaled[ranked], [params[i] for i in ranked])
-    min_p = np.array([p.min_p for p in params])
     with np.errstate(divide="ignore"):
-        both: Float32 = np.minimum(np.maximum(least, np.log(min_p)), 0.0).astype(np.float32)
-    return both
+        least: Float32 = np.minimum(np.log([p.min_p for p in params]), 0.0).astype(np.float32)
+    for row, param in enumerate(params):
+        if 0 < param.top_k < vocab or param.top_p < 1.0:
+            least[row] = min(_by_rank(scaled[row], param, float(least[row])), 0.0)
+    return least
 
 
-def _by_rank(scaled: Float32, params: Sequence[SamplingParams]) -> Float32:
-    vocab = scaled.shape[1]
-    limits = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
-    width = min(vocab, max(CANDIDATES, *(limit for limit in limits if limit < vocab), 1))
-    sorted_rows = torch.from_numpy(scaled).topk(width, dim=-1).values.numpy()
-    totals = np.exp(scaled, dtype=np.float32).sum(axis=1, dtype=np.float64)
-    result = np.empty(len(params), np.float32)
-    for row, (limit, param) in enumerate(zip(limits, params, strict=True)):
-        result[row] = _threshold(sorted_rows[row], scaled[row], float(totals[row]), limit, param.top_p)
-    return result
-
-
-def _threshold(best: Float32, whole: Float32, total: float, limit: int, top_p: float) -> float:
-    """`best`: the row's largest values, descending; `limit`: top-k, or V."""
-    if top_p >= 1.0:
-        return float(best[limit - 1])
-    mass = np.exp(best[:limit].astype(np.float64)).cumsum()
-    wanted = top_p * (float(mass[-1]) if limit <= best.size else total)
-    if wanted > mass[-1] and limit > best.size:
-        best = np.sort(whole)[::-1]
+def _by_rank(scaled: Float32, param: SamplingParams, floor: float) -> float:
+    """Top-k, then top-p, of one row's values that are not below `floor`. The best few are looked at first: mostly they decide."""
+    limit = param.top_k if 0 < param.top_k < scaled.size else scaled.size
+    for depth in DEPTHS:
+        best = np.sort(scaled[scaled >= max(floor, depth)])[::-1][:limit]
+        is_all = best.size == limit or depth <= floor
+        if not is_all and limit < scaled.size:
+            continue  # top-k is not full yet
+        if param.top_p >= 1.0:
+            return float(best[-1])
         mass = np.exp(best.astype(np.float64)).cumsum()
-    return float(best[min(int(np.searchsorted(mass, wanted)), mass.size - 1)])
+        place = int(np.searchsorted(mass, param.top_p * (float(mass[-1]) if is_all else _mass(scaled, floor))))
+        if is_all or place < mass.size:
+            return float(best[min(place, mass.size - 1)])
+    raise AssertionError("the last depth holds every value")
+
+
+def _mass(scaled: Float32, floor: float) -> float:
+    left = scaled if floor == -np.inf else scaled[scaled >= floor]
+    return float(np.exp(left).sum(dtype=np.float64))

@@ -82,13 +82,14 @@ class KvManager:
         pool = self.pool
         for block in match.hits:
             pool.pin(block)
+        request.history.own_blocks = match.needed
         if match.copy_source is not None:
+            request.history.own_blocks -= pool.references(match.copy_source) == 0  # it goes back with the step
             pool.pin(match.copy_source)
             self._copy_sources.append(match.copy_source)
         request.blocks = [*match.hits, *(pool.allocate() for _ in range(match.fresh))]
         request.keyed = len(match.hits)
         request.computed = request.keyed * self.block_size
-        request.history.own_blocks = match.needed
         if match.copy_source is None:
             return None
         request.computed = len(request.tokens) - 1

@@ -101,11 +101,16 @@ class RouterConnection(asyncio.Protocol):
         self._splitter.max_bytes = SUBMIT_BYTES_MAX
 
     def send(self, message: ToRouter) -> None:
-        """Cuts the connection when the peer leaves more than the host's `unsent_bytes_max` unread."""
+        """Cuts the connection when the peer leaves more than the host's `unsent_bytes_max` unread, or a frame is too large."""
         transport = self._transport
         if transport is None or self._reason:
             return
-        transport.write(wire.encode(message))
+        try:
+            data = wire.encode(message)
+        except wire.WireError as error:  # this router loses its streams; raised, it would cost the others their tokens
+            self.cut(str(error))
+            return
+        transport.write(data)
         self.last_sent_s = self._loop.time()
         unsent = transport.get_write_buffer_size()
         if unsent > self._host.unsent_bytes_max:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -70,16 +70,16 @@ def _penalize(logits: Logits, draw: Draw) -> None:
     """Repetition counts the prompt and the output; presence and frequency the output alone."""
     s = draw.sampling
     if s.repetition_penalty != 1.0:
-        seen = np.unique(_inside((*draw.prompt_ids, *draw.output_ids), logits.size))
-        values = logits[seen]
+        seen = np.concatenate((_inside(draw.prompt_ids, logits.size), _inside(draw.output_ids, logits.size)))
+        values = logits[seen]  # one that occurs twice is read and written twice, with the same result
         logits[seen] = np.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
     if (s.presence_penalty != 0.0 or s.frequency_penalty != 0.0) and len(draw.output_ids):
         produced, counts = np.unique(_inside(draw.output_ids, logits.size), return_counts=True)
         logits[produced] -= (s.presence_penalty + s.frequency_penalty * counts).astype(np.float32)
 
 
-def _inside(ids: Iterable[int], vocab_size: int) -> npt.NDArray[np.int64]:
-    array = np.array(list(ids), dtype=np.int64)
+def _inside(ids: Collection[int], vocab_size: int) -> npt.NDArray[np.int64]:
+    array = np.fromiter(ids, np.int64, len(ids))
     return array[(array >= 0) & (array < vocab_size)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replica.request import Request
 from replica.roster import Roster
-from replica.victim import choose_lower, choose_victim
+from replica.victim import choose_lower, choose_victim, may_yield
 
 _URGENT_MAX = 8  # waiting requests for which others are preempted in a step
 
@@ -32,7 +32,7 @@ def make_room_for_urgent(roster: Roster) -> None:
     blocks = pool.available
     for request in roster.waiting.first(_URGENT_MAX):
         needed = roster.kv.match(request).needed
-        could_yield = sum(other.history.own_blocks for other in roster.running if other.priority > request.priority)
+        could_yield = sum(other.history.own_blocks for other in roster.running if may_yield(other, request.priority))
         if blocks + could_yield < needed:
             continue
         while slots < 1 or blocks < needed:

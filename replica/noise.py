@@ -7,20 +7,17 @@ other tokens a filter left. Two replicas whose logits differ in the last bit dra
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
 UInt64 = npt.NDArray[np.uint64]
+Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
 _WEYL = 0x9E3779B97F4A7C15  # splitmix64's increment (2^64 / golden ratio) and multipliers
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _UNIT = 2.0**-32
-
-GUMBEL_MAX = -math.log(-math.log1p(-0.5 * _UNIT))  # 22.9: no noise is larger, so hopeless tokens need none
 
 
 def stream_key(seed: int, choice: int, position: int) -> int:
@@ -31,15 +28,36 @@ def stream_key(seed: int, choice: int, position: int) -> int:
     return state
 
 
-def gumbel(keys: UInt64, tokens: npt.NDArray[np.int64]) -> Float64:
-    """Noise of each (key, token), elementwise: −log(−log u), u from 32 bits, strictly between 0 and 1."""
-    bits = keys + (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_WEYL)  # wraps at 2^64, as it should
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
-    bits ^= bits >> np.uint64(31)
-    uniform = ((bits >> np.uint64(32)).astype(np.float64) + 0.5) * _UNIT
-    noise: Float64 = -np.log(-np.log(uniform))
+def noise_bits(keys: UInt64 | np.uint64, tokens: npt.NDArray[np.int64]) -> UInt64:
+    """32 random bits of each (key, token), elementwise; one key serves for all tokens."""
+    bits = tokens.astype(np.uint64)
+    bits += np.uint64(1)
+    bits *= np.uint64(_WEYL)
+    bits += keys  # wraps at 2^64, as it should
+    shifted = bits >> np.uint64(30)
+    bits ^= shifted
+    bits *= np.uint64(_MULTIPLIERS[0])
+    np.right_shift(bits, np.uint64(27), out=shifted)
+    bits ^= shifted
+    bits *= np.uint64(_MULTIPLIERS[1])
+    np.right_shift(bits, np.uint64(31), out=shifted)
+    bits ^= shifted
+    bits >>= np.uint64(32)
+    return bits
+
+
+def gumbel(bits: UInt64) -> Float64:
+    """−log(−log u) for u = (bits + ½) / 2^32, strictly between 0 and 1."""
+    noise: Float64 = -np.log(-np.log((bits.astype(np.float64) + 0.5) * _UNIT))
     return noise
+
+
+def complement(bits: UInt64) -> Float32:
+    """1 − u, as exact as float32 can be. −log(1 − u) is no less than gumbel(bits), and near the top they are the same."""
+    rest: Float32 = (np.uint64(0xFFFFFFFF) - bits).astype(np.float32)
+    rest += np.float32(0.5)
+    rest *= np.float32(_UNIT)
+    return rest
 
 
 def _mix(value: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from replica.contract.messages import EngineLimits, SamplingParams
 from replica.held_model import OnStage, Stages, hold_model
 from replica.parallel.group import SingleRank, TensorParallel
 from replica.prompt_scores import score_prompt
-from replica.sampler import check_finite, sample
+from replica.sampler import NOT_FINITE, check_finite, sample
 from replica.step import Draw, Outcome, Row, Step, StepResult
 from replica.step_inputs import StepInputs, build_inputs
 
@@ -60,6 +61,11 @@ class ModelRunner:
         return self._held.config.eos_token_ids
 
     @property
+    def kv_block_bytes(self) -> int:
+        """Of one block in all layers, over all ranks."""
+        return self._held.size.block_bytes
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of weights and KV."""
         return self._held.dtype
@@ -73,8 +79,8 @@ class ModelRunner:
             return StepResult(step.step_id, ())
         inputs = build_inputs(step, self._limits.block_size)
         hidden = self._forward(step, inputs)
-        drawn = self._sample(step, inputs, self._logits(hidden, inputs))
-        outcomes = [self._finish(row, index, hidden, inputs, drawn.get(index, Outcome())) for index, row in enumerate(step.rows)]
+        found = {**_broken(hidden, inputs), **self._sample(step, inputs, self._logits(hidden, inputs))}
+        outcomes = [self._finish(row, index, hidden, inputs, found.get(index, Outcome())) for index, row in enumerate(step.rows)]
         return StepResult(step.step_id, tuple(outcomes))
 
     @torch.inference_mode()
@@ -101,7 +107,7 @@ class ModelRunner:
             return hidden.new_empty((0, self._limits.vocab_size))
         if len(inputs.drawing) == hidden.shape[0]:
             return self._held.model.logits(hidden)
-        return self._held.model.logits(hidden[torch.from_numpy(inputs.last_tokens).to(hidden.device)])
+        return self._held.model.logits(hidden[_last_tokens(inputs, inputs.drawing)])
 
     def _sample(self, step: Step, inputs: StepInputs, logits: Tensor) -> dict[int, Outcome]:
         if not inputs.drawing:
@@ -142,3 +148,19 @@ class ModelRunner:
         pages = range(-(-(size + 1) // self._limits.block_size))
         self.execute(Step(0, (Row(0, (0,) * size, 0, pages, draw),)))
         self.execute(Step(0, (Row(0, (0,), size, pages, draw),)))
+
+
+def _broken(hidden: Tensor, inputs: StepInputs) -> dict[int, Outcome]:
+    """An error for each row that draws nothing and has a position that is not finite: no block of it may become findable.
+
+    What is not finite at a position is so at all later ones, which attend to it: the last one tells.
+    """
+    if not inputs.quiet:
+        return {}
+    finite = hidden[_last_tokens(inputs, inputs.quiet)].isfinite().all(dim=-1).tolist()
+    return {row: Outcome(error=NOT_FINITE) for row, fine in zip(inputs.quiet, finite, strict=True) if not fine}
+
+
+def _last_tokens(inputs: StepInputs, rows: Sequence[int]) -> list[int]:
+    places: list[int] = inputs.last_tokens[list(rows)].tolist()
+    return places

@@ -11,10 +11,11 @@ from torch import Tensor
 from replica.filters import thresholds
 from replica.logit_rules import apply_rules, has_rules
 from replica.logprobs import token_logprobs
-from replica.noise import GUMBEL_MAX, gumbel, stream_key
+from replica.noise import complement, gumbel, noise_bits, stream_key
 from replica.step import Draw, Outcome
 
 Logits = npt.NDArray[np.float32]
+ROUNDING = 0.9999  # more than float32 can be wrong by
 GREEDY_BELOW = 1e-5  # temperatures under it are greedy: dividing by them says the same, and overflows
 
 NOT_FINITE = "the model's logits for this request are not finite"
@@ -51,6 +52,9 @@ def _with_rules(raw: Logits, draws: Sequence[Draw], eos_token_ids: frozenset[int
         return raw
     work = raw.copy()
     for row in ruled:
+        if not np.isfinite(raw[row].max()):  # before a rule hides it
+            errors[row] = NOT_FINITE
+            continue
         try:
             apply_rules(work[row], draws[row], eos_token_ids)
         except Exception as error:  # whatever a request's parameters bring about ends that request alone
@@ -58,24 +62,30 @@ def _with_rules(raw: Logits, draws: Sequence[Draw], eos_token_ids: frozenset[int
     return work
 
 
-def _draw(logits: Logits, best: Logits, draws: Sequence[Draw]) -> npt.NDArray[np.int64]:
-    """[R] tokens, each with probability softmax(logits / temperature) over what the filters leave: the largest logit + noise.
-
-    Tokens that even the largest noise could not lift above the likeliest one's sum are left out; the result is the same.
-    """
+def _draw(logits: Logits, best: Logits, draws: Sequence[Draw]) -> list[int]:
+    """[R] tokens, each with probability softmax(logits / temperature) over what the filters leave: the largest logit + noise."""
     temperatures = np.array([draw.sampling.temperature for draw in draws], np.float32)
     scaled = (logits - best[:, None]) / temperatures[:, None]
-    keys = np.array([_key(draw) for draw in draws], np.uint64)
-    likeliest = scaled.argmax(axis=1)
-    least = np.maximum(thresholds(scaled, [draw.sampling for draw in draws]), gumbel(keys, likeliest) - GUMBEL_MAX)
-    rows, tokens = np.nonzero(scaled >= np.minimum(least, 0.0)[:, None])
-    sums = scaled[rows, tokens].astype(np.float64) + gumbel(keys[rows], tokens)
-    first = np.searchsorted(rows, np.arange(len(draws)))
-    winners = np.flatnonzero(sums == np.maximum.reduceat(sums, first)[rows])
-    winning_rows, at = np.unique(rows[winners], return_index=True)
-    assert winning_rows.size == len(draws)
-    chosen: npt.NDArray[np.int64] = tokens[winners[at]]
-    return chosen
+    least = thresholds(scaled, [draw.sampling for draw in draws])
+    return [_draw_row(row, np.uint64(_key(draw)), floor) for row, draw, floor in zip(scaled, draws, least, strict=True)]
+
+
+def _draw_row(scaled: Logits, key: np.uint64, least: np.float32) -> int:
+    """The token of the largest scaled + noise among those not below `least`; of equals the first.
+
+    exp(scaled) / (1 − u) bounds exp(scaled + noise) from above, and costs no logarithm: only tokens whose bound reaches what
+    the one of the largest bound really has need their noise. They are few, and the result is exact.
+    """
+    kept = np.arange(scaled.size) if np.isneginf(least) else np.flatnonzero(scaled >= least)
+    values = scaled if kept.size == scaled.size else scaled[kept]
+    bits = noise_bits(key, kept)
+    bounds = np.exp(values)
+    bounds /= complement(bits)
+    leader = bounds.argmax()
+    reached = float(values[leader]) + gumbel(bits[leader : leader + 1])
+    rivals = np.flatnonzero(bounds >= np.exp(reached) * ROUNDING)
+    sums = values[rivals].astype(np.float64) + gumbel(bits[rivals])
+    return int(kept[rivals[sums.argmax()]])
 
 
 def _key(draw: Draw) -> int:

@@ -22,8 +22,9 @@ class StepInputs:
     positions: Int64  # [T]
     batch: PagedBatch
     drawing: tuple[int, ...]  # rows that draw
-    last_tokens: Int64  # [len(drawing)] places of their last tokens in the packed batch
-    first_tokens: Int64  # [R] places of every row's first token
+    quiet: tuple[int, ...]  # the others
+    first_tokens: Int64  # [R] place of every row's first token in the packed batch
+    last_tokens: Int64  # [R] of its last one
 
 
 def build_inputs(step: Step, block_size: int) -> StepInputs:
@@ -42,5 +43,5 @@ def build_inputs(step: Step, block_size: int) -> StepInputs:
     tables[np.arange(tables.shape[1]) < pages[:, None]] = flat
     batch = PagedBatch(starts, counts, tables)
     drawing = tuple(index for index, row in enumerate(rows) if row.draw is not None)
-    last = (first + counts - 1)[list(drawing)]
-    return StepInputs(token_ids, batch.positions.astype(np.int64), batch, drawing, last, first)
+    quiet = tuple(index for index, row in enumerate(rows) if row.draw is None)
+    return StepInputs(token_ids, batch.positions.astype(np.int64), batch, drawing, quiet, first, first + counts - 1)

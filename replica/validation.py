@@ -9,6 +9,8 @@ from replica.contract.blocks import KEY_BYTES
 from replica.contract.messages import EngineLimits, GenerateRequest, SamplingParams
 
 LOGPROBS_MAX = 1_024  # alternatives per position the engine is willing to report
+BIAS_MAX = 100.0
+SCORES_MAX = 3_000_000  # entries of one prompt's logprobs: at most 15 bytes each, and they travel in one frame
 _SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
 
 
@@ -25,7 +27,14 @@ def fault_of(request: GenerateRequest, limits: EngineLimits) -> str:
         return "choice must not be negative"
     if request.deadline_s is not None and not math.isfinite(request.deadline_s):
         return "deadline_s must be finite"
-    return _sampling_fault(request.sampling, vocab)
+    return _sampling_fault(request.sampling, vocab) or _scores_fault(request)
+
+
+def _scores_fault(request: GenerateRequest) -> str:
+    wanted = request.sampling.prompt_logprobs
+    if wanted is None or len(request.prompt_ids) * (wanted + 1) <= SCORES_MAX:
+        return ""
+    return f"prompt_logprobs {wanted} of a prompt of {len(request.prompt_ids)} tokens: more than {SCORES_MAX} entries"
 
 
 def _sampling_fault(sampling: SamplingParams, vocab: int) -> str:
@@ -56,8 +65,8 @@ def _token_fault(sampling: SamplingParams, vocab: int) -> str:
     """Token ids inside the sampling parameters."""
     if not _in_vocabulary((token for token, _ in sampling.logit_bias), vocab):
         return f"logit_bias names a token outside the vocabulary of {vocab}"
-    if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
-        return "logit_bias must be finite"
+    if not all(-BIAS_MAX <= bias <= BIAS_MAX for _, bias in sampling.logit_bias):  # False for NaN as well
+        return f"logit_bias must be between {-BIAS_MAX} and {BIAS_MAX}"
     if not _in_vocabulary(sampling.stop_token_ids, vocab):
         return f"stop_token_ids names a token outside the vocabulary of {vocab}"
     if any(not word or not _in_vocabulary(word, vocab) for word in sampling.bad_words):

@@ -28,9 +28,14 @@ def choose_victim(running: Sequence[Request], redo_tokens: Callable[[Request], i
     return _cheapest(others, redo_tokens) or max(others, key=_number)
 
 
+def may_yield(request: Request, priority: int) -> bool:
+    """To a waiting request of `priority`."""
+    return request.priority > priority and request.history.preemptions < PREEMPTIONS_MAX
+
+
 def choose_lower(running: Sequence[Request], priority: int, redo_tokens: Callable[[Request], int]) -> Request | None:
     """The one that yields to a waiting request of `priority`: strictly less urgent and not exempt, else None."""
-    lower = [request for request in running if request.priority > priority and request.history.preemptions < PREEMPTIONS_MAX]
+    lower = [request for request in running if may_yield(request, priority)]
     if not lower:
         return None
     worst = max(request.priority for request in lower)

@@ -69,6 +69,15 @@ class Dispatcher:
             raise
         return session
 
+    def foresee(self, arrival_s: float, queue_time_slo_s: float | None, about_tokens: int) -> Rejected | None:
+        if self._stopping:
+            return None
+        refusal = self.board.reception.foresee(arrival_s, queue_time_slo_s, about_tokens, self._clock())
+        if refusal is None:
+            return None
+        self.board.traffic.tally.turned_away(refusal.reason)
+        return Rejected(refusal.status, refusal.reason, refusal.message, refusal.retry_after_s)
+
     def status(self) -> PoolStatus:
         return pool_status(self.board, self._limits, self._named, self._clock(), stopping=self._stopping)
 

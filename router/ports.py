@@ -87,4 +87,11 @@ class Backend(Protocol):
         """Admit or refuse. Returns once the batch is *placed*; raises Rejected otherwise (also when waiting became hopeless)."""
         ...
 
+    def foresee(self, arrival_s: float, queue_time_slo_s: float | None, about_tokens: int) -> Rejected | None:
+        """The refusal that any request would get now, so that no text is tokenized for nothing; None: open() decides.
+
+        `about_tokens` is a guess of its size: how long it would keep others waiting who are told to come back.
+        """
+        return None
+
     def status(self) -> PoolStatus: ...

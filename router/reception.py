@@ -15,6 +15,7 @@ from router.policy.scoring import Choice, policy_named
 from router.ports import Batch
 
 NO_REPLICA_RETRY_S = 2.0
+LEAST = RequestView(prompt_tokens=1, block_keys=(), max_tokens=1)  # no request waits less
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,22 @@ class Reception:
             return Refused(batch_id, Refusal(429, "queue_full", "the router's queue is full", shed.retry_after_s))
         self.queue.add(Waiting(batch_id, view, batch.arrival_s, slo_s, verdict.service_s))
         return Queued(batch_id)
+
+    def foresee(self, arrival_s: float, slo_s: float | None, about_tokens: int, now: float) -> Refusal | None:
+        """Would even the least request be shed? Prompts hardly change the wait for a first step: this spares reading most of them.
+
+        None where no replica is known to be there, or one could keep the promise for something: `arrive` decides.
+        """
+        candidates = self._fleet.routable()
+        outlays = self._fleet.outlays(LEAST, candidates, now, sample=False)
+        if not outlays or any(one.is_empty for one in outlays):
+            return None
+        slo_s = self._slo_s if slo_s is None else slo_s
+        promise = Promise(slo_s, max(0.0, now - arrival_s), self.queue.ahead_s(arrival_s + slo_s))
+        if not self._admission.is_hopeless(promise, outlays, now):
+            return None
+        about = RequestView(prompt_tokens=max(1, about_tokens), block_keys=(), max_tokens=1)
+        return _queue_time(self._admission.shed(promise, self._fleet.outlays(about, candidates, now) or outlays, now), slo_s)
 
     def head(self, candidates: Sequence[Known], now: float) -> Admitted | None:
         """Judge the head against replicas whose state is new. The head leaves the queue when it is admitted."""

@@ -29,6 +29,12 @@ class Tally:
     moves: int = 0
     retries: int = 0
 
+    def turned_away(self, reason: str) -> None:
+        """One was refused before it became a batch."""
+        self.arrived += 1
+        self.ended += 1
+        self.rejected[reason] = self.rejected.get(reason, 0) + 1
+
 
 class Traffic:
     def __init__(self, fleet: Fleet, reception: Reception, bounds: Bounds) -> None:

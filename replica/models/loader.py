@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,17 +37,14 @@ def open_source(files: ModelFiles, config: ModelConfig) -> WeightSource:
     return GgufSource(files, config.head_dim) if files.kind == "gguf" else SafetensorsSource(files)
 
 
-def load_model(config: ModelConfig, source: WeightSource, placement: Placement, on_layer: Callable[[int], None] = lambda _: None) -> Llama:
-    """At most one layer exists twice at a time. `on_layer` is called with the number of layers read so far.
+def load_model(config: ModelConfig, source: WeightSource, placement: Placement) -> Llama:
+    """At most one layer exists twice at a time.
 
     Raises ModelError for tensors that are missing or not of the configuration's shape. Sizes that do not divide by tp.size
     were refused before (models.config.shard_problem).
     """
     read = _Reader(source, placement)
-    layers = []
-    for index in range(config.num_layers):
-        layers.append(_load_layer(config, read, f"model.layers.{index}", placement.tp))
-        on_layer(index + 1)
+    layers = tuple(_load_layer(config, read, f"model.layers.{index}", placement.tp) for index in range(config.num_layers))
     table = read.rows({"model.embed_tokens": config.vocab_size}, config.hidden_size)
     tied = config.tied_embeddings or not source.has("lm_head.weight")
     head = table if tied else read.rows({"lm_head": config.vocab_size}, config.hidden_size)
@@ -57,7 +53,7 @@ def load_model(config: ModelConfig, source: WeightSource, placement: Placement, 
         frequencies = frequencies / source.read(ROPE_FACTORS).double()
     return Llama(
         config=config,
-        layers=tuple(layers),
+        layers=layers,
         embedding=VocabularyEmbedding(table, placement.tp),
         norm=read.whole("model.norm.weight", config.hidden_size),
         head=VocabularyHead(head, placement.tp),

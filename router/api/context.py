@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from random import Random
 
 from replica.contract.messages import EngineLimits
 from router.api.intake import Intake
@@ -27,7 +28,8 @@ class Context:
     pool: TextPool
     intake: Intake
     clock: Callable[[], float] = time.monotonic  # seconds
-    random_bits: Callable[[int], int] = secrets.randbits  # seeds and ids
+    # Seeds and ids, from a generator of our own: the system's lets other threads run meanwhile, and waits for them.
+    random_bits: Callable[[int], int] = field(default_factory=lambda: Random(secrets.randbits(256)).getrandbits)
 
     def limits(self) -> EngineLimits | None:
         """Of the pool; None while no replica has been seen."""

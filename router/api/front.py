@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from random import Random
 
 import structlog
 from starlette.datastructures import Headers
@@ -27,6 +28,7 @@ class Front:
     def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._random = Random(secrets.randbits(256))  # see Context.random_bits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -39,7 +41,7 @@ class Front:
             scope[REQUEST_ID_KEY] = None
             _check_headers(scope)
             headers = Headers(scope=scope)
-            scope[REQUEST_ID_KEY] = _request_id(headers)
+            scope[REQUEST_ID_KEY] = self._request_id(headers)
             if scope["path"] not in _OPEN_PATHS:
                 scope[CALLER_KEY] = self._authenticator.caller(headers)
             await self._app(scope, receive, send)
@@ -49,6 +51,13 @@ class Front:
             _log.exception("a request failed", method=scope["method"], path=scope["path"][:200])
             await respond_error(scope, send, ApiError(500, "the request failed inside the server", code="internal_error"))
 
+    def _request_id(self, headers: Headers) -> str:
+        """The client's, if it is printable ASCII of bounded length; else one of ours."""
+        given = headers.get("x-request-id", "")
+        if 0 < len(given) <= REQUEST_ID_CHARACTERS_MAX and given.isascii() and given.isprintable():
+            return given
+        return f"{self._random.getrandbits(128):032x}"
+
 
 def _check_headers(scope: Scope) -> None:
     fields = scope["headers"]
@@ -56,14 +65,6 @@ def _check_headers(scope: Scope) -> None:
     if len(fields) > HEADER_FIELDS_MAX or size > HEADER_BYTES_MAX:
         limit = f"{HEADER_FIELDS_MAX} fields and {HEADER_BYTES_MAX} bytes"
         raise ApiError(431, f"the headers exceed {limit}", headers={"connection": "close"})
-
-
-def _request_id(headers: Headers) -> str:
-    """The client's, if it is printable ASCII of bounded length; else one of ours."""
-    given = headers.get("x-request-id", "")
-    if 0 < len(given) <= REQUEST_ID_CHARACTERS_MAX and given.isascii() and given.isprintable():
-        return given
-    return secrets.token_hex(16)
 
 
 async def http_error(request: Request, error: Exception) -> Response:

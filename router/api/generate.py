@@ -26,6 +26,7 @@ from router.api.submission import Arrival, Caller
 from router.ports import Batch, Rejected, Session
 
 _log = structlog.get_logger()
+BYTES_PER_TOKEN = 5  # of a body, about: of English as of lists of ids
 CALLER_KEY = "rantang.caller"  # in the scope: set by the front
 
 
@@ -67,17 +68,24 @@ class GenerateApp:
         outcome: Outcome | None = None
         try:
             try:
-                body = await context.intake.read_object(receive, headers)
-                job = self._endpoint.check(body)
-                del body
+                taken = await context.intake.read_object(receive, headers)
+                is_short = taken.is_short and "bad_words" not in taken.fields  # each of those is a text of its own
+                job = self._endpoint.check(taken.fields)
+                about_tokens = taken.size_bytes // BYTES_PER_TOKEN
+                del taken
+                slo_s = _queue_time_slo_s(headers)
+                refusal = context.backend.foresee(record.arrival_s, slo_s, about_tokens)
+                if refusal is not None:
+                    outcome = await self._turned_away(refusal, record, scope, send)
+                    return
                 arrival = Arrival(
                     request_id=f"{self._endpoint.id_prefix}-{context.random_bits(128):032x}",
                     arrival_s=record.arrival_s,
                     caller=scope.get(CALLER_KEY, Caller()),
                     traceparent=span.traceparent,
-                    queue_time_slo_s=_queue_time_slo_s(headers),
+                    queue_time_slo_s=slo_s,
                 )
-                prepared = await context.pool.run(lambda: job(arrival))
+                prepared = await context.pool.run(lambda: job(arrival), is_short=is_short)
             except ApiError as error:
                 record.status, record.reason = error.status, error.code or ""
                 context.metrics.invalid(error.status)
@@ -94,6 +102,19 @@ class GenerateApp:
                 context.metrics.end(record, outcome, context.clock())
         finally:
             span.end(record, outcome)
+
+    async def _turned_away(self, refusal: Rejected, record: Record, scope: Scope, send: Send) -> Outcome:
+        """Refused before its text was read."""
+        metrics = self._context.metrics
+        metrics.begin(record)
+        outcome = Outcome.ABORTED
+        try:
+            outcome = await _refuse(from_rejected(refusal), record, scope, send)
+        except OSError:  # the client has left
+            pass
+        finally:
+            metrics.end(record, outcome, self._context.clock())
+        return outcome
 
     async def _admitted(self, prepared: Prepared, record: Record, scope: Scope, receive: Receive, send: Send) -> Outcome:
         outcome = Outcome.ABORTED

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive
 
 from router.api.body import BodyBudget, read_json_body
 from router.api.json_input import parse_object
+from router.api.limits import TEXT_INLINE_BYTES_MAX
 
 LARGE_BODY_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A body's JSON object."""
+
+    fields: dict[str, Any]
+    size_bytes: int
+
+    @property
+    def is_short(self) -> bool:
+        """No text in it is long enough to hold up the loop."""
+        return self.size_bytes <= TEXT_INLINE_BYTES_MAX
 
 
 class Intake:
@@ -23,11 +38,11 @@ class Intake:
         self._budget = BodyBudget()
         self._large = asyncio.Lock()
 
-    async def read_object(self, receive: Receive, headers: Mapping[str, str]) -> dict[str, Any]:
+    async def read_object(self, receive: Receive, headers: Mapping[str, str]) -> Taken:
         """Raises ApiError, or ClientDisconnected. A large body takes tens of milliseconds: streams go on between two of them."""
         body = await read_json_body(receive, headers, self._budget)
         if len(body) < LARGE_BODY_BYTES:
-            return parse_object(body)
+            return Taken(parse_object(body), len(body))
         async with self._large:
             await asyncio.sleep(0)
-            return parse_object(body)
+            return Taken(parse_object(body), len(body))

@@ -21,8 +21,10 @@ class TextPool:
         self._jobs = 0
         self._jobs_max = running_max + waiting_max
 
-    async def run(self, job: Callable[[], Result]) -> Result:
-        """`job()` on a thread. Raises ApiError 429 when too many wait."""
+    async def run(self, job: Callable[[], Result], *, is_short: bool = False) -> Result:
+        """`job()` on a thread, or at once if it is short: then handing it over would cost more. Raises ApiError 429 when too many wait."""
+        if is_short:
+            return job()
         if self._jobs >= self._jobs_max:
             raise ApiError(429, "too many prompts wait to be tokenized", code="text_queue_full", retry_after_s=1.0)
         self._jobs += 1

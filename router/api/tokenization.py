@@ -45,14 +45,14 @@ class Tokenize:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._context
         try:
-            value = await context.intake.read_object(receive, Headers(scope=scope))
+            taken = await context.intake.read_object(receive, Headers(scope=scope))
         except ClientDisconnected:
             return
-        refuse_unsupported(value)
-        body = validated(TokenizeBody, value)
+        refuse_unsupported(taken.fields)
+        body = validated(TokenizeBody, taken.fields)
         if body.model is not None:
             check_model(body.model, context)
-        ids = await context.pool.run(lambda: self._ids(body))
+        ids = await context.pool.run(lambda: self._ids(body), is_short=taken.is_short)
         limits = context.limits()
         answer = {
             "count": len(ids),
@@ -81,14 +81,14 @@ class Detokenize:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._context
         try:
-            value = await context.intake.read_object(receive, Headers(scope=scope))
+            taken = await context.intake.read_object(receive, Headers(scope=scope))
         except ClientDisconnected:
             return
-        body = validated(DetokenizeBody, value)
+        body = validated(DetokenizeBody, taken.fields)
         if body.model is not None:
             check_model(body.model, context)
         if body.tokens is None:
             raise bad_request("tokens", "tokens must be a list of token ids")
         check_ids(body.tokens, "tokens", context.model, context.limits())
-        text = await context.pool.run(lambda: context.model.tokenizer.decode(body.tokens, skip_special=False))
+        text = await context.pool.run(lambda: context.model.tokenizer.decode(body.tokens, skip_special=False), is_short=taken.is_short)
         await respond_json(scope, send, {"prompt": text})

@@ -68,6 +68,7 @@ class ScriptedEngine:
     on_submit: Callable[[GenerateRequest], Bounce | None] = lambda request: None
     flushes: list[Output] = field(default_factory=list)
     stuck: bool = False
+    predicted_step_s: float = 0.01
 
     @property
     def has_work(self) -> bool:
@@ -132,7 +133,7 @@ class ScriptedEngine:
             free_blocks=LIMITS.num_blocks - len(self.live),
             evictable_blocks=0,
             step_time=StepTimeCoefficients(0.01, 0.0, 0.0, 0.0),
-            predicted_step_s=0.01,
+            predicted_step_s=self.predicted_step_s,
         )
 
     def snapshot(self) -> tuple[tuple[bytes, bytes], ...]:

@@ -47,8 +47,10 @@ BAD: list[dict[str, object]] = [
     {"logprobs": -1},
     {"logprobs": 5000},
     {"prompt_logprobs": 5000},
+    {"prompt": (5,) * 4000, "prompt_logprobs": 1000},
     {"logit_bias": ((VOCAB, 1.0),)},
     {"logit_bias": ((1, math.nan),)},
+    {"logit_bias": ((1, 1e300),)},
     {"stop_token_ids": (VOCAB,)},
     {"bad_words": ((),)},
     {"bad_words": ((VOCAB,),)},
@@ -57,7 +59,7 @@ BAD: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize("bad", BAD, ids=lambda bad: "-".join(f"{k}={v}" for k, v in bad.items()))
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: "-".join(f"{k}={v}"[:40] for k, v in bad.items()))
 def test_bad_requests_bounce_and_leave_no_trace(bad: dict[str, object]) -> None:
     driver = Driver(PagedRunner(limits()))
     bounce = driver.engine.submit(0, message(**bad))  # type: ignore[arg-type]
@@ -217,6 +219,14 @@ def test_a_deadline_ends_a_prefill_whose_first_token_would_come_too_late() -> No
     attempt = driver.add(ids(1, 1600), 5, deadline_s=0.05)
     driver.run()
     assert driver.finish(attempt) is FinishReason.TIMEOUT and len(driver.runner.steps) < 10
+
+
+def test_deadlines_of_the_ended_are_forgotten() -> None:
+    driver = Driver(PagedRunner(limits()))
+    for i in range(300):
+        driver.add(ids(i, 5), 1, deadline_s=1e9)
+        driver.run()
+    assert len(driver.engine._departures._deadlines) < 100, "each holds a whole request"
 
 
 # --- cancels in every state (KVC-10, KVC-11) -----------------------------------------------------------------------------

@@ -301,6 +301,24 @@ async def test_a_router_that_does_not_read_is_cut() -> None:
         slow.close()
 
 
+async def test_a_frame_that_is_too_large_costs_its_own_router_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with replica(ScriptedEngine(tokens_each=500)) as here:
+        big, good = await RawRouter.join(here.address, "big"), await RawRouter.join(here.address, "good")
+        good.write(Submit(requests=(request(1),)))
+        first = await good.frame(lambda frame: bool(frame.deltas))
+        monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 8192)
+        big.write(Submit(requests=tuple(request(attempt) for attempt in range(30))))
+        assert await big.is_closed()
+        await until(lambda: len(here.engine.live) == 1)
+        step = first.deltas[0].token_ids[0]
+        for _ in range(20):
+            frame = await good.frame(lambda frame: bool(frame.deltas))
+            step += 1
+            assert frame.deltas[0].token_ids[0] == step, "a token is lost"
+        big.close()
+        good.close()
+
+
 async def test_draining_bounces_new_work_and_waits_for_the_old() -> None:
     runner = PacedRunner(0.005)
     async with replica(runner=runner) as here:

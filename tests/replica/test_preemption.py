@@ -174,6 +174,21 @@ def test_nobody_yields_in_vain() -> None:
     driver.run()
 
 
+def test_nobody_yields_in_vain_beside_one_that_is_exempt() -> None:
+    """Together the less urgent hold enough, but the larger one has yielded often enough already."""
+    driver = Driver(PagedRunner(limits(40)), scheduling_policy="priority")
+    exempt = driver.add(ids(1, 320), 60, priority=10)
+    driver.add(ids(2, 100), 60, priority=10)
+    driver.step()
+    driver.step()
+    assert [request.terms.attempt for request in driver.engine.roster.running] == [1, 2]
+    driver.engine.roster.running[exempt - 1].history.preemptions = PREEMPTIONS_MAX
+    driver.add(ids(3, 480), 4, priority=0)
+    driver.step()
+    assert driver.engine.roster.preemptions == 0
+    driver.run()
+
+
 def test_two_that_do_not_fit_together_recompute_little() -> None:
     """Pool of 40 blocks, two requests that need 30 each in the end, 50 small ones."""
     for known in (True, False):

@@ -70,6 +70,8 @@ def test_the_source_of_a_copy_cannot_be_evicted_before_the_step_is_done() -> Non
     pool = driver.engine.roster.kv.pool
     source = step.copies[0].source
     assert pool.references(source) == 1 and step.copies[0].target != source
+    runs = driver.engine.roster.running[0]
+    assert runs.history.own_blocks == len(runs.blocks), "the source goes back before the request does"
     driver.engine.settle(step, driver.runner.execute(step))
     assert pool.references(source) == 0
     driver.engine.check()

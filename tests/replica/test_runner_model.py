@@ -48,7 +48,8 @@ def test_identity_limits_and_stages(checkpoint: Path) -> None:
     assert heard == ["model files", "weights", "KV pool", "first step"]
     assert runner.model == "tiny" and runner.fingerprint == resolve(str(checkpoint)).fingerprint and runner.revision
     assert (one.limits.max_model_len, one.limits.max_num_seqs, one.limits.vocab_size, one.eos_token_ids) == (512, 3, 132, {2})
-    assert one.limits.num_blocks == 512 * 1024 * 1024 // (3 * 2 * 3 * 16 * 8 * 4)
+    assert runner.kv_block_bytes == 3 * 2 * 3 * 16 * 8 * 4
+    assert one.limits.num_blocks == 512 * 1024 * 1024 // runner.kv_block_bytes
     one.close()
     one.close()
 
@@ -126,6 +127,16 @@ def test_a_row_with_nan_fails_alone_and_leaves_its_pages_clean(runner: ModelRunn
     assert bool(pool[:, 7].isfinite().all())
     after = runner.execute(Step(2, (row(3, 0, 7),))).outcomes[0]
     assert after.token == outcomes[1].token, "the page's next owner is not harmed"
+
+
+def test_a_chunk_with_nan_fails_before_its_blocks_are_published(runner: ModelRunner) -> None:
+    """It draws nothing; unnoticed, its pages would become findable, and be scrubbed to zeros when a later chunk fails."""
+    runner._pool[:, 7] = float("nan")
+    drawing = Row(2, [11], 0, [8], Draw(greedy(), 0, [11], ()))
+    broken, sound = Row(1, [11, 12], 5, [7], None), Row(3, [11, 12], 0, [9], None)
+    outcomes = runner.execute(Step(1, (broken, drawing, sound))).outcomes
+    assert "not finite" in outcomes[0].error and bool(runner._pool[:, 7].isfinite().all())
+    assert outcomes[1].error == outcomes[2].error == "" and outcomes[1].token is not None
 
 
 def test_a_dirty_page_would_harm_its_next_owner(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from replica.contract.messages import EngineLimits, FinishReason, GenerateRequest, TokenLogprobs
-from router.ports import Batch, Delta, PoolStatus
+from router.ports import Batch, Delta, PoolStatus, Rejected
 
 LIMITS = EngineLimits(
     max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=512, num_blocks=1024, block_size=16, max_waiting=1024, vocab_size=49152
@@ -49,6 +49,7 @@ class FakeBackend:
     script: Callable[[GenerateRequest], Script] = lambda request: Script()
     pool: PoolStatus = STATUS
     reject: Exception | None = None
+    foreseen: Rejected | None = None
     hold: asyncio.Event | None = None  # open() waits for it
     batches: list[Batch] = field(default_factory=list)
     sessions: list[FakeSession] = field(default_factory=list)
@@ -71,6 +72,9 @@ class FakeBackend:
         session = FakeSession([(request, self.script(request)) for request in batch.requests])
         self.sessions.append(session)
         return session
+
+    def foresee(self, arrival_s: float, queue_time_slo_s: float | None, about_tokens: int) -> Rejected | None:
+        return self.foreseen
 
     def status(self) -> PoolStatus:
         running = sum(session.running for session in self.sessions)

@@ -311,9 +311,10 @@ async def test_continuing_a_message(client: httpx.AsyncClient, backend: FakeBack
     assert contradiction.status_code == 400
 
 
-async def test_rendering_and_encoding_leave_the_loop(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rendering_and_encoding_of_long_texts_leave_the_loop(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
+    from router.api.limits import TEXT_INLINE_BYTES_MAX
     from router.text.chat_template import ChatTemplate
     from router.text.tokenizer import Tokenizer
 
@@ -326,6 +327,7 @@ async def test_rendering_and_encoding_leave_the_loop(client: httpx.AsyncClient, 
             return original(self, *args, **options)
 
         monkeypatch.setattr(kind, name, noted)
-    await post(client, CHAT)
-    await post(client, COMPLETIONS)
+    long = "long " * TEXT_INLINE_BYTES_MAX
+    await post(client, CHAT, messages=[{"role": "user", "content": long[:TEXT_INLINE_BYTES_MAX]}])
+    await post(client, COMPLETIONS, prompt=long[:TEXT_INLINE_BYTES_MAX])
     assert len(threads) == 3 and threading.main_thread() not in threads

@@ -1,0 +1,62 @@
+"""Requests for tokens go past Serve's own handling; everything else, and everything elsewhere, does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster import ingress
+from cluster.drain_gate import Receive, Scope, Send
+
+
+class Named:
+    """An app that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.paths.append(scope.get("path", scope["type"]))
+
+
+async def _receive() -> dict[str, object]:
+    return {"type": "http.disconnect"}
+
+
+async def _send(message: object) -> None:
+    return None
+
+
+async def ask(app: ingress.Shortcut, path: str, kind: str = "http") -> None:
+    await app({"type": kind, "path": path}, _receive, _send)
+
+
+@pytest.fixture(autouse=True)
+def nothing_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress, "_attached", ingress.Attached())
+
+
+async def test_requests_for_tokens_take_the_short_way() -> None:
+    serve, router = Named(), Named()
+    shortcut = ingress.Shortcut(serve)
+    await ask(shortcut, "/v1/completions")
+    ingress.attach(router)
+    for path in ("/v1/completions", "/v1/chat/completions", "/ready", "/-/healthz", "/prefix/v1/completions"):
+        await ask(shortcut, path)
+    await ask(shortcut, "/v1/completions", kind="websocket")
+    assert router.paths == ["/v1/completions", "/v1/chat/completions"]
+    assert serve.paths == ["/v1/completions", "/ready", "/-/healthz", "/prefix/v1/completions", "/v1/completions"]
+
+
+async def test_a_server_on_another_loop_is_not_the_routers() -> None:
+    serve, router = Named(), Named()
+    ingress.attach(router)
+    await asyncio.to_thread(asyncio.run, ask(ingress.Shortcut(serve), "/v1/completions"))
+    assert (serve.paths, router.paths) == (["/v1/completions"], [])
+
+
+def test_serve_is_given_it_as_a_middleware() -> None:
+    module, _, name = ingress.IMPORT_PATH.partition(":")
+    assert module == ingress.__name__
+    assert [one.cls for one in getattr(ingress, name)()] == [ingress.Shortcut]

@@ -1,0 +1,62 @@
+"""A refusal that is foreseen costs no text work; a short text costs no thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from router.api import endpoints
+from router.api.limits import TEXT_INLINE_BYTES_MAX
+from router.api.text_pool import TextPool
+from router.ports import Rejected
+from tests.router.fake_backend import FakeBackend
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_a_foreseen_refusal_reads_no_text(client: httpx.AsyncClient, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    prompt = endpoints.chat_prompt
+
+    def reading(*arguments: Any) -> Any:
+        read.append(arguments)
+        return prompt(*arguments)
+
+    monkeypatch.setattr(endpoints, "chat_prompt", reading)
+    backend.foreseen = Rejected(429, "queue_time", "the predicted queue time of 9.0 s exceeds 2 s", 7.2)
+    answer = await client.post(CHAT, json=BODY)
+    assert answer.status_code == 429
+    assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("8", "7200")
+    assert answer.json()["error"]["code"] == "queue_time"
+    assert not read and not backend.batches
+    page = (await client.get("/metrics")).text
+    assert 'rantang:requests_shed_total{model_name="smollm2",reason="queue_time",status="429"} 1.0' in page
+    assert 'rantang:requests_accepted_total{model_name="smollm2"} 1.0' in page
+    backend.foreseen = None
+    assert (await client.post(CHAT, json=BODY)).status_code == 200
+    assert len(read) == 1, "the control: otherwise it is read"
+
+
+async def test_a_body_that_is_wrong_is_400_even_then(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+    backend.foreseen = Rejected(429, "queue_time", "busy", 1.0)
+    assert (await client.post(CHAT, json={**BODY, "temperature": "hot"})).status_code == 400
+    assert (await client.post(CHAT, json={**BODY, "model": "other"})).status_code == 404
+
+
+async def test_short_texts_need_no_thread_and_long_ones_do(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[bool] = []
+    run = TextPool.run
+
+    async def watched(self: TextPool, job: Any, *, is_short: bool = False) -> Any:
+        handed.append(not is_short)
+        return await run(self, job, is_short=is_short)
+
+    monkeypatch.setattr(TextPool, "run", watched)
+    long = {**BODY, "messages": [{"role": "user", "content": "x" * TEXT_INLINE_BYTES_MAX}]}
+    many = {**BODY, "bad_words": [f"w{i}" for i in range(256)]}
+    for body in (BODY, long, many):
+        assert (await client.post(CHAT, json=body)).status_code == 200
+    assert handed == [False, True, True]

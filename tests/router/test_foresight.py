@@ -1,0 +1,68 @@
+"""Refusals before any text is read: only where no prompt could be served in time, and counted like the others."""
+
+import pytest
+
+from router.config import RouterConfig
+from router.reception import Reception
+from tests.router.modelled_replica import CPU, ModelledReplica
+from tests.router.virtual_world import World, prompt_of, request
+
+CONFIG = RouterConfig(queue_time_slo_s=2.0)
+
+
+def busy_world() -> World:
+    """One replica with more work than fits into the SLO."""
+    world = World(CONFIG, [ModelledReplica("r0", truth=CPU)])
+    world.run(1.0)
+    for i in range(30):
+        world.arrive(request(f"b{i}", prompt_of(i, 400)), slo_s=100.0)
+    return world
+
+
+def test_where_everything_is_hopeless_it_is_said_before_the_text_is_read() -> None:
+    world = busy_world()
+    refusal = world.board.reception.foresee(world.now, None, 400, world.now)
+    assert refusal is not None
+    assert (refusal.status, refusal.reason) == (429, "queue_time")
+    assert refusal.retry_after_s is not None and refusal.retry_after_s > 1
+    arrived = world.arrive(request("q", prompt_of(99, 400)))
+    assert arrived.rejected is not None, "the answer of a request that was read is the same"
+    assert arrived.rejected.reason == refusal.reason
+
+
+def test_those_turned_away_are_told_to_come_back_one_after_another() -> None:
+    world = busy_world()
+    told = [world.board.reception.foresee(world.now, None, 400, world.now) for _ in range(20)]
+    seconds = [refusal.retry_after_s or 0.0 for refusal in told if refusal is not None]
+    assert len(seconds) == 20
+    assert seconds[-1] - seconds[0] > 19 * 400 / 1_200 / 2, "each before it takes its turn"
+
+
+def test_a_longer_promise_is_not_foreseen_to_break() -> None:
+    world = busy_world()
+    assert world.board.reception.foresee(world.now, 100.0, 400, world.now) is None
+
+
+@pytest.mark.parametrize("arrived_ago_s", [0.0, 1_000.0])
+def test_an_empty_replica_and_no_replica_are_left_to_the_arrival(arrived_ago_s: float) -> None:
+    empty = World(CONFIG, [ModelledReplica("r0", truth=CPU)])
+    empty.run(1.0)
+    assert empty.board.reception.foresee(empty.now - arrived_ago_s, None, 400, empty.now) is None
+    assert World(CONFIG, []).board.reception.foresee(0.0, None, 400, 0.0) is None
+
+
+def test_what_is_foreseen_never_takes_more_than_the_arrival_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Burst by burst: whoever foresight refuses, `arrive` refuses too; and the other way round for the shortest prompt."""
+    world = World(CONFIG, [ModelledReplica("r0", truth=CPU), ModelledReplica("r1", truth=CPU)])
+    world.run(1.0)
+    foreseen = 0
+    for i in range(60):
+        refusal = world.board.reception.foresee(world.now, None, 400, world.now)
+        outcome = world.arrive(request(f"q{i}", prompt_of(i, 400)))
+        foreseen += refusal is not None
+        assert refusal is None or outcome.rejected is not None
+        if i % 7 == 6:
+            world.run(world.now + 0.1)
+    assert 20 < foreseen < 60
+    monkeypatch.setattr(Reception, "foresee", lambda self, *rest: None)
+    assert world.board.reception.foresee(world.now, None, 400, world.now) is None, "the control"
