@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+ENGINE_NICENESS = 10
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -18,6 +19,15 @@ def usable_cores(quota_file: Path = _CGROUP_QUOTA) -> int:
     except (OSError, ValueError):
         pass  # no control group, or of the older kind
     return max(1, cores)
+
+
+def yield_to_others(niceness: int = ENGINE_NICENESS) -> int:
+    """Lower this process's priority to `niceness` if it is higher; returns what it is then.
+
+    An engine on the CPU takes every core it can get, and a router that waits for it answers late: who only needs 100 us now
+    and then comes first. To be called before threads are started, because those that run already keep theirs.
+    """
+    return os.nice(max(0, niceness - os.nice(0)))
 
 
 def threads_per_replica(cores: int, replicas: int, reserved_cpus: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -11,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cluster.config import Config
-from cluster.environment import SPARE_PORT
+from cluster.environment import SPARE_PORT, haproxy_sockets
+from cluster.haproxy_state import first_choice_is_up
 from cluster.preflight import StartError
 
 USER_FAULTS = ("ModelError", "ValueError")  # of a replica that cannot be as configured: the sentence says all
@@ -57,21 +59,28 @@ def wait_running(config: Config, on_progress: Callable[[int], None]) -> None:
     raise StartError(f"the replicas were not ready within {config.serve.start_timeout_s:g} s (start_timeout_s)", see_logs=True)
 
 
-def wait_ready(config: Config, url: str) -> None:
-    """Until the router says that it would serve a request. Raises StartError."""
+def wait_ready(config: Config, url: str, *, haproxy: bool) -> None:
+    """Until the router says that it would serve a request, and HAProxy, if there is one here, asks a router first. Raises StartError."""
     deadline = time.monotonic() + config.serve.start_timeout_s
     reason = "no answer"
     while time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(f"{url}/ready", timeout=_HTTP_TIMEOUT_S) as response:
                 if response.status == 200:
-                    return
+                    break
         except urllib.error.HTTPError as error:
             reason = f"status {error.code}"
         except OSError as error:
             reason = str(error)
         time.sleep(_POLL_S)
-    raise StartError(f"{url}/ready did not become 200: {reason}", see_logs=True)
+    else:
+        raise StartError(f"{url}/ready did not become 200: {reason}", see_logs=True)
+    while haproxy and time.monotonic() < deadline:
+        if any(first_choice_is_up(path) for path in haproxy_sockets()):
+            return
+        time.sleep(_POLL_S)
+    if haproxy:
+        raise StartError("HAProxy did not come to know a router", see_logs=True)
 
 
 def replica_stats(config: Config) -> dict[str, Any]:
@@ -82,22 +91,28 @@ def replica_stats(config: Config) -> dict[str, Any]:
         return {}
 
 
-def take_down(config: Config, interrupted: Callable[[], bool]) -> bool:
-    """Let running requests finish, then delete the application. False if `interrupted` or the time was up before."""
+def take_down(config: Config, interrupted: Callable[[], bool], *, delete: bool) -> bool:
+    """Let running requests finish; then delete the application, if its Ray lives on. False if `interrupted` or the time was up before.
+
+    Without `delete` the routers stay and answer 503 until Ray ends; while an application is deleted, Serve says 404.
+    """
+    drained_by = time.monotonic() + config.router.drain_timeout_s
+    drained = _close_routers(config, lambda: interrupted() or time.monotonic() > drained_by)
+    if delete:
+        _delete(config, interrupted)
+    return drained
+
+
+def _delete(config: Config, interrupted: Callable[[], bool]) -> None:
+    """Nothing runs any more; a frozen replica is not waited for longer than the margin."""
     from ray import serve
 
     from cluster.app import STOP_MARGIN_S, app_name
 
-    drained_by = time.monotonic() + config.router.drain_timeout_s
-    if not _close_routers(config, lambda: interrupted() or time.monotonic() > drained_by):
-        return False
     serve.delete(app_name(config), _blocking=False)
-    gone_by = time.monotonic() + STOP_MARGIN_S  # nothing runs any more; a frozen replica is not waited for longer
-    while app_name(config) in serve.status().applications:
-        if interrupted() or time.monotonic() > gone_by:
-            return False
+    gone_by = time.monotonic() + STOP_MARGIN_S
+    while app_name(config) in serve.status().applications and not interrupted() and time.monotonic() < gone_by:
         time.sleep(_POLL_S)
-    return True
 
 
 def withdraw(config: Config) -> None:
@@ -113,20 +128,26 @@ def withdraw(config: Config) -> None:
 def _close_routers(config: Config, hopeless: Callable[[], bool]) -> bool:
     """Tell every router to let nothing new in and wait for the last request. A router that is gone has none."""
     routers = _handle("Router", config)
-    try:
-        routers.stats.remote().result(timeout_s=_HTTP_TIMEOUT_S)  # a new handle broadcasts to nobody until it has learnt who is there
-    except Exception:
-        return True
-    answers = routers.broadcast("drain", config.router.drain_timeout_s)
-    while not hopeless():
+
+    def close() -> bool:
         try:
-            answers.results(timeout_s=_POLL_S)
-        except TimeoutError:
-            continue
-        except Exception:  # the cluster itself is going down: nothing left to wait for
-            pass
-        return True
-    return False
+            routers.stats.remote().result(timeout_s=_HTTP_TIMEOUT_S)  # a new handle broadcasts to nobody until it has learnt who is there
+            return all(routers.broadcast("drain", config.router.drain_timeout_s).results())
+        except Exception:  # the cluster itself is going down, or no router is left: nothing to wait for
+            return True
+
+    return finished(close, hopeless)
+
+
+def finished(work: Callable[[], bool], hopeless: Callable[[], bool]) -> bool:
+    """What `work` answers, or False if `hopeless` before that. It waits on a thread and once: asked for its result again and
+    again with a short time limit, a busy machine never has it in time."""
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(work()), name="drain", daemon=True)
+    thread.start()
+    while thread.is_alive() and not hopeless():
+        thread.join(_POLL_S)
+    return bool(answers and answers[0])
 
 
 def _handle(name: str, config: Config) -> Any:

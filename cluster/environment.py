@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from cluster import ingress
 from cluster.config import Config
 from cluster.cores import usable_cores
 
 LONGEST_STREAM_S = 3600
-IDLE_CLOSE_S = 30
+IDLE_CLOSE_S = 5  # connections to a HAProxy that was replaced: it knows only the servers of its time
 _HAPROXY_CHECK_TIMEOUT_S = 10.0
 
 
@@ -33,8 +32,9 @@ def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) ->
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no GPU reserved must not hide the GPUs
         "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # if this process is killed, Ray's agents look for their head no longer than this
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # user code on the main loop, no request log per token
+        "RAY_worker_niceness": "0",  # Ray's 15 would let any program of this machine hold up routers; engines lower themselves
         "RAY_SERVE_LOG_TO_STDERR": "0",
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": ingress.IMPORT_PATH,
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.ingress:middlewares",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # no load balancer before us that must first notice
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a dead HAProxy is replaced after three of these
     }
@@ -76,6 +76,12 @@ def apply(variables: Mapping[str, str]) -> None:
         raise RuntimeError("ray is imported already: it would not see these variables")
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+
+
+def haproxy_sockets() -> list[Path]:
+    """Where the HAProxies of the nodes on this machine answer questions: each in a directory of its node."""
+    told = Path(os.environ["RAY_SERVE_HAPROXY_SOCKET_PATH"])
+    return sorted(path for path in told.parent.glob(f"*/{told.name}") if path.is_socket())
 
 
 def find_haproxy() -> Path | None:

@@ -2,7 +2,7 @@
 
 Serve wraps a request into a task, a queue, a log record and several metrics of its own, about as much work as the router's
 whole refusal. This middleware stands before all that, in every server of Serve's; where no router has attached its app, and
-for all other paths, it lets the request pass. A router that stops is not cut short:
+for all other paths, it lets the request pass. cluster.environment names it to Serve. A router that stops is not cut short:
 Serve ends its HTTP server before it ends the router, and that waits for the requests in flight.
 """
 
@@ -15,7 +15,6 @@ from starlette.middleware import Middleware
 
 from cluster.drain_gate import App, Receive, Scope, Send
 
-IMPORT_PATH = "cluster.ingress:middlewares"  # for RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})  # as they are without a route prefix; with one, Serve does its work
 
 

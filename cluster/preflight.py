@@ -18,21 +18,30 @@ class StartError(Exception):
         self.see_logs = see_logs
 
 
-def check_port(host: str, port: int) -> None:
-    """Raises StartError when (host, port) cannot be listened on."""
+def take_port(host: str, port: int) -> socket.socket:
+    """Make sure that nobody listens on (host, port), nor another `rantang serve` is about to; keep the answer open. Raises StartError.
+
+    HAProxy shares ports (SO_REUSEPORT) to reload without a gap: two of them on one port would each get half of the
+    connections. So the start is guarded by a name in the network's own namespace, which goes when this process does.
+    """
+    taken = StartError(f"port {port} on {host} is taken; choose another with --port")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise StartError(f"--host {host}: {error.strerror}") from None
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        claim.bind(f"\0rantang/{host}:{port}")
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise StartError(f"port {port} on {host} is taken; choose another with --port") from None
-            raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    except OSError as error:
+        claim.close()
+        if error.errno == errno.EADDRINUSE:
+            raise taken from None
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return claim
 
 
 def find_model(config: Config) -> ModelFiles | None:

@@ -14,6 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from cluster.cores import yield_to_others
 from replica.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class RankWorker:
 
     def run(self, config: EngineConfig, rank: int, host: str, port: int) -> int:
         """Join, hold this rank's part of the model, carry out Steps until the replica stops; returns how many."""
+        yield_to_others()
         limit_threads(config.num_threads or 1)
         from replica.parallel.broadcast import rank_main
         from replica.parallel.group import RankGroup, join_store

@@ -10,7 +10,7 @@ from ray import serve
 
 from cluster import membership, telemetry
 from cluster.config import Config
-from cluster.cores import threads_per_replica, usable_cores
+from cluster.cores import threads_per_replica, usable_cores, yield_to_others
 from cluster.rank_actors import RankActors, limit_threads
 
 
@@ -27,6 +27,7 @@ class Replica:
         threads = config.engine.num_threads or threads_per_replica(
             usable_cores(), config.serve.replicas * config.engine.tensor_parallel_size, config.serve.replica_cpus
         )
+        yield_to_others()
         limit_threads(threads)  # before torch is imported, which happens below for the first time
         from replica.server import ReplicaServer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 from ray import serve
@@ -37,6 +38,8 @@ class Router:
         self._loop = asyncio.get_running_loop()
         ingress.attach(self._gate)
         membership.follow(replicas, self._from_any_thread)
+        gc.collect()
+        gc.freeze()  # what is there now stays: a collection in the middle of a burst need not look at it
         self._log.info("router ready")
 
     def __serve_build_asgi_app__(self) -> DrainGate:

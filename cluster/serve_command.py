@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from types import FrameType
@@ -12,7 +13,7 @@ from cluster import deployment, local_ray, processes, stages
 from cluster.config import Config
 from cluster.cores import usable_cores
 from cluster.guardian import Guardian
-from cluster.preflight import StartError, check_port, find_model
+from cluster.preflight import StartError, find_model, take_port
 from cluster.run_directory import RunDirectory
 
 EXIT_OK = 0
@@ -64,12 +65,13 @@ def run(config: Config) -> int:
     show = stages.Stages()
     directory: RunDirectory | None = None
     guardian: Guardian | None = None
+    port: socket.socket | None = None
     status = EXIT_FAILED
     see_logs = False
     try:
         with show.stage("model"):
             if local_ray.joined_address(config) is None:
-                check_port(config.serve.host, config.serve.port)
+                port = take_port(config.serve.host, config.serve.port)
             files = find_model(config)
             show.note = config.model_name if files is None else f"{config.model_name} ({files.kind}, {files.revision})"
         directory = RunDirectory.create()
@@ -89,6 +91,8 @@ def run(config: Config) -> int:
     finally:
         signals.started()  # from here on a signal must not cut the cleaning up short
         _clean_up(directory, guardian, see_logs=see_logs)
+        if port is not None:
+            port.close()
     return status
 
 
@@ -97,7 +101,7 @@ def _serve(config: Config, signals: Signals, show: stages.Stages, directory: Run
     haproxy = _start_ray(config, signals, show, directory, address)
     guardian.watch(process.pid for process in processes.living(os.getpid(), but=guardian.pid))
     try:
-        _start_application(config, show, haproxy)
+        _start_application(config, show, haproxy, local=address is None)
     except BaseException:
         if address is not None:  # somebody else's cluster goes on without us: nothing of ours may stay on it
             deployment.withdraw(config)
@@ -113,7 +117,7 @@ def _serve(config: Config, signals: Signals, show: stages.Stages, directory: Run
             raise StartError("a process of Ray has died; stopping", see_logs=True)
     show.say("draining; once more to stop at once")
     start = time.monotonic()
-    drained = deployment.take_down(config, lambda: signals.asked_to_hurry)
+    drained = deployment.take_down(config, lambda: signals.asked_to_hurry, delete=address is not None)
     show.say(f"{'drained' if drained else 'stopped without draining'} in {time.monotonic() - start:.1f} s")
     return EXIT_OK
 
@@ -139,7 +143,7 @@ def _start_ray(config: Config, signals: Signals, show: stages.Stages, directory:
     return haproxy
 
 
-def _start_application(config: Config, show: stages.Stages, haproxy: bool) -> None:
+def _start_application(config: Config, show: stages.Stages, haproxy: bool, *, local: bool) -> None:
     url = deployment.public_url(config)
     with show.stage("replicas"):
         deployment.deploy(config, haproxy=haproxy)
@@ -149,7 +153,7 @@ def _start_application(config: Config, show: stages.Stages, haproxy: bool) -> No
 
         deployment.wait_running(config, progress)
     with show.stage("router"):
-        deployment.wait_ready(config, url)
+        deployment.wait_ready(config, url, haproxy=haproxy and local)
         show.note = url
     replica = deployment.replica_stats(config)
     kv_tokens = int(replica.get("num_blocks", 0) * replica.get("block_size", 0))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from opentelemetry.trace import Tracer
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from router.api.auth import Authenticator
 from router.api.context import Context
@@ -24,6 +28,18 @@ from router.ports import Backend
 from router.served_model import ServedModel
 
 
+class RouterApp(Starlette):
+    """Requests for tokens go straight to their endpoint: Starlette's routing and its layers cost as much as a refusal itself."""
+
+    direct: Mapping[str, Front] = MappingProxyType({})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and (endpoint := self.direct.get(scope["path"])) is not None:
+            await endpoint(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
 def build_app(backend: Backend, model: ServedModel, config: RouterConfig, *, tracer: Tracer | None = None) -> Starlette:
     """The whole front door over `backend`. Needs no lifespan and keeps no task of its own; no CORS headers are ever sent.
 
@@ -38,9 +54,9 @@ def build_app(backend: Backend, model: ServedModel, config: RouterConfig, *, tra
         pool=TextPool(),
         intake=Intake(),
     )
+    generate = {endpoint.path: GenerateApp(context, endpoint) for endpoint in (Chat(context), Completions(context))}
     routes = [
-        Route("/v1/chat/completions", GenerateApp(context, Chat(context)), methods=["POST"]),
-        Route("/v1/completions", GenerateApp(context, Completions(context)), methods=["POST"]),
+        *(Route(path, app, methods=["POST"]) for path, app in generate.items()),
         Route("/v1/models", Models(context), methods=["GET"]),
         Route("/v1/models/{name:path}", Models(context), methods=["GET"]),
         Route("/tokenize", Tokenize(context), methods=["POST"]),
@@ -50,8 +66,11 @@ def build_app(backend: Backend, model: ServedModel, config: RouterConfig, *, tra
         Route("/version", Version(), methods=["GET"]),
         Route("/metrics", MetricsPage(context), methods=["GET"]),
     ]
-    return Starlette(
+    authenticator = Authenticator(config.api_keys)
+    app = RouterApp(
         routes=routes,
-        middleware=[Middleware(Front, authenticator=Authenticator(config.api_keys))],
+        middleware=[Middleware(Front, authenticator=authenticator)],
         exception_handlers={HTTPException: http_error},
     )
+    app.direct = {path: Front(endpoint, authenticator) for path, endpoint in generate.items()}
+    return app

@@ -92,8 +92,12 @@ class Admission:
         return self.place(request, keeping, now) if keeping else None
 
     def is_hopeless(self, promise: Promise, outlays: Sequence[Outlay], now: float) -> bool:
-        least_s = min(one.wait_s(HOPEFUL_QUANTILE, now) for one in outlays)
-        return promise.waited_s + promise.ahead_s + least_s > promise.slo_s
+        """Not even by a hopeful guess; of a replica that has proved nothing yet, the guess is that its model is several times too slow.
+
+        A first step may have stalled: who waits here a little sees the truth, who is refused never does.
+        """
+        least_s = min((promise.ahead_s + one.wait_s(HOPEFUL_QUANTILE, now)) / one.waits.doubt for one in outlays)
+        return promise.waited_s + least_s > promise.slo_s
 
     def place(self, request: RequestView, outlays: Sequence[Outlay], now: float) -> Choice:
         """The policy's choice; alone, it is for a stream that was admitted before and moves: it is not judged again."""

@@ -13,6 +13,8 @@ from collections import deque
 
 WINDOW = 128
 PROPORTIONAL = 0.3
+TRUSTED_AFTER = 8  # waits that were seen
+_DOUBT = 4.0
 _PRIOR_S = 0.5  # seconds of agreement that a new replica starts with
 _FORGET = 0.97
 _SCALE_MAX = 8.0
@@ -35,6 +37,11 @@ class Calibration:
         ratio = self._actual_s / self._predicted_s
         age_s = 0.0 if self._updated_s is None else max(0.0, now - self._updated_s)
         return float(min(_SCALE_MAX, max(1 / _SCALE_MAX, ratio)) ** (0.5 ** (age_s / _HALF_LIFE_S)))
+
+    @property
+    def doubt(self) -> float:
+        """By how much a prediction may be too long: the model of a new replica was fitted to a few steps, of which one may have stalled."""
+        return _DOUBT if self.observations < TRUSTED_AFTER else 1.0
 
     def quantile_s(self, predicted_s: float, grain_s: float, quantile: float, now: float) -> float:
         """The value that the actual time stays below with probability `quantile`; never negative."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,14 @@ def test_a_container_quota_counts(tmp_path: Path) -> None:
         quota.write_text(text)
         assert usable_cores(quota) == expected
     assert usable_cores(tmp_path / "none") == cores
+
+
+def test_an_engine_yields_and_never_raises_itself() -> None:
+    """In processes of their own: what was lowered cannot be raised again."""
+    code = "import os, sys; from cluster.cores import yield_to_others; os.nice(int(sys.argv[1])); print(yield_to_others(10), os.nice(0))"
+    own = os.nice(0)
+    for first in (0, 3, 15):
+        command = [sys.executable, "-c", code, str(first)]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=Path(__file__).parents[2]).stdout
+        expected = max(own + first, 10)
+        assert printed.split() == [str(min(expected, 19))] * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from cluster import deployment, local_ray, serve_command
@@ -14,13 +16,13 @@ def test_the_application_is_withdrawn(monkeypatch: pytest.MonkeyPatch, address: 
     """One of our own ends as a whole."""
     calls: list[Config] = []
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise StartError("the replicas were not ready")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(serve_command, "_start_ray", lambda *_: True)
     monkeypatch.setattr(serve_command, "_start_application", fail)
-    monkeypatch.setattr(serve_command, "check_port", lambda *_: None)
+    monkeypatch.setattr(serve_command, "take_port", lambda *_: socket.socket())
     monkeypatch.setattr(serve_command.Signals, "install", lambda self: None)
     monkeypatch.setattr(local_ray, "stop", lambda: None)
     monkeypatch.setattr(serve_command.processes, "end_descendants", lambda *_, **__: 0)

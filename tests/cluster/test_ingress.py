@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from cluster import ingress
+from cluster.config import parse
 from cluster.drain_gate import Receive, Scope, Send
+from cluster.environment import serve_environment
 
 
 class Named:
@@ -56,7 +59,8 @@ async def test_a_server_on_another_loop_is_not_the_routers() -> None:
     assert (serve.paths, router.paths) == (["/v1/completions"], [])
 
 
-def test_serve_is_given_it_as_a_middleware() -> None:
-    module, _, name = ingress.IMPORT_PATH.partition(":")
+def test_serve_is_given_it_as_a_middleware(tmp_path: Path) -> None:
+    variables = serve_environment(parse({}), haproxy=None, scratch=tmp_path)
+    module, _, name = variables["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"].partition(":")
     assert module == ingress.__name__
     assert [one.cls for one in getattr(ingress, name)()] == [ingress.Shortcut]

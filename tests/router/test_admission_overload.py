@@ -8,7 +8,7 @@ import pytest
 from replica.contract.messages import StepTimeCoefficients
 from router.config import RouterConfig
 from router.policy.admission import Admission, Outlay, Promise, Shed
-from router.policy.calibration import Calibration
+from router.policy.calibration import TRUSTED_AFTER, Calibration
 from tests.router.modelled_replica import CPU, GPU, ModelledReplica, limits
 from tests.router.virtual_world import Outcome, World, prompt_of, request
 
@@ -104,8 +104,11 @@ def test_several_replicas_share_an_overload(peak: float) -> None:
 
 
 def burst(truth: StepTimeCoefficients) -> tuple[World, list[Outcome]]:
+    """On a replica that has served a little before: its model is believed."""
     world = World(CONFIG, [ModelledReplica("r0", truth=truth)])
-    world.run(1.0)
+    for i in range(12):
+        world.at(1.0 + i, lambda i=i: world.arrive(request(f"calm{i}", prompt_of(1000 + i, 400), max_tokens=16)) and None)
+    world.run(20.0)
     outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 400))) for i in range(160)]
     world.run(60.0)
     return world, outcomes
@@ -140,6 +143,7 @@ def test_judging_the_head_again_tells_nobody_to_come_later() -> None:
         world.run(1.0)
         outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 300), max_tokens=200)) for i in range(60)]
         (known,) = world.board.fleet.routable()
+        known.calibrations.wait.observations = TRUSTED_AFTER
         head = world.board.reception.queue.head()
         assert head is not None
         late = head.deadline_s + 0.001  # hopeless there now
@@ -187,6 +191,26 @@ def test_without_that_rule_it_would_refuse_for_ever(monkeypatch: pytest.MonkeyPa
     world.at(1.0, lambda: world.arrive(request("q", prompt_of(1, 400))) and None)
     world.run(10.0)
     assert served(list(world.outcomes.values())) == 0
+
+
+def cold_start(too_slow: float) -> list[Outcome]:
+    """A fresh replica whose model says that it is so much slower than it is; 16 short requests at once, SLO 10 s."""
+    config = RouterConfig(queue_time_slo_s=10.0)
+    world = World(config, [ModelledReplica("r0", truth=CPU, told=scaled(CPU, too_slow))])
+    world.run(1.0)
+    outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 120), max_tokens=16)) for i in range(16)]
+    world.run(30.0)
+    return outcomes
+
+
+@pytest.mark.parametrize("too_slow", [1.0, 5.0, 10.0])
+def test_a_fresh_replica_with_a_model_fitted_to_a_stalled_step_refuses_nobody(too_slow: float) -> None:
+    assert served(cold_start(too_slow)) == 16
+
+
+def test_without_doubt_it_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Calibration, "doubt", 1.0)
+    assert served(cold_start(10.0)) < 16
 
 
 def test_no_replica_is_503_and_a_prompt_that_never_fits_is_400() -> None:

@@ -10,10 +10,17 @@ from tests.router.virtual_world import World, prompt_of, request
 CONFIG = RouterConfig(queue_time_slo_s=2.0)
 
 
+def prove(world: World) -> None:
+    """Some calm requests, so that the replicas' models are believed."""
+    for i in range(24):
+        world.arrive(request(f"calm{i}", prompt_of(1000 + i, 50), max_tokens=2))
+        world.run(world.now + 1.0)
+
+
 def busy_world() -> World:
     """One replica with more work than fits into the SLO."""
     world = World(CONFIG, [ModelledReplica("r0", truth=CPU)])
-    world.run(1.0)
+    prove(world)
     for i in range(30):
         world.arrive(request(f"b{i}", prompt_of(i, 400)), slo_s=100.0)
     return world
@@ -54,7 +61,7 @@ def test_an_empty_replica_and_no_replica_are_left_to_the_arrival(arrived_ago_s: 
 def test_what_is_foreseen_never_takes_more_than_the_arrival_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """Burst by burst: whoever foresight refuses, `arrive` refuses too; and the other way round for the shortest prompt."""
     world = World(CONFIG, [ModelledReplica("r0", truth=CPU), ModelledReplica("r1", truth=CPU)])
-    world.run(1.0)
+    prove(world)
     foreseen = 0
     for i in range(60):
         refusal = world.board.reception.foresee(world.now, None, 400, world.now)
