@@ -91,8 +91,9 @@ class Links:
                 self._shut(connection)
             else:
                 self.owner.leaving(replica_id, True)
-        for gone in [replica_id for replica_id in self._breakers if replica_id not in self._members]:
-            del self._breakers[gone]
+        for remembered in (self._breakers, self._refused):
+            for gone in [replica_id for replica_id in remembered if replica_id not in self._members]:
+                del remembered[gone]
         for replica_id in self._members:
             self._try(replica_id)
 

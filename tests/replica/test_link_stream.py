@@ -38,12 +38,15 @@ async def test_one_frame_per_step_with_everything_in_it() -> None:
 
 
 async def test_two_routers_get_their_own_tokens_and_the_same_events() -> None:
-    runner = PacedRunner(0.03)  # longer than frames are merged over
+    runner = PacedRunner(gated=True)  # a step begins when both have heard of the one before: nothing is merged
     async with replica(ScriptedEngine(events_each_step=True), runner) as here:
         busy, idle = await RawRouter.join(here.address, "busy"), await RawRouter.join(here.address, "idle")
         busy.write(Submit(requests=(request(5, max_tokens=4),)))
-        mine = [await busy.frame() for _ in range(4)]
-        theirs = [await idle.frame(lambda frame: bool(frame.events)) for _ in range(4)]
+        mine, theirs = [], []
+        for _ in range(4):
+            runner.gate.release()
+            mine.append(await busy.frame(lambda frame: bool(frame.events)))
+            theirs.append(await idle.frame(lambda frame: bool(frame.events)))
         assert [frame.sequence for frame in mine] == [frame.sequence for frame in theirs] == [1, 2, 3, 4]
         assert [frame.events for frame in mine] == [frame.events for frame in theirs]
         assert all(frame.deltas == () for frame in theirs)

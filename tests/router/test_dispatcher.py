@@ -205,6 +205,23 @@ async def test_another_pools_replica_is_shut_out(bench: Bench) -> None:
     await asyncio.sleep(0.01)
     assert not stranger.connected
     assert bench.dispatcher.status().replicas == 1
+    assert list(bench.dispatcher._links._refused) == ["s"]
+    bench.dispatcher.update_replicas([Member("r0", "127.0.0.1", 1)])
+    assert not bench.dispatcher._links._refused, "nothing is remembered of who has left"
+
+
+async def test_a_fault_while_it_is_sent_leaves_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.join("r0")
+    (link,) = bench.links
+
+    def fail(requests: object) -> bool:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(link, "submit", fail)
+    with pytest.raises(RuntimeError):
+        await (await bench.open())
+    board = bench.dispatcher.board
+    assert not bench.dispatcher._sessions and not board.traffic.dispatches and not board.traffic.attempts
 
 
 async def test_a_client_that_leaves_as_a_replica_joins_leaves_nothing_there(bench: Bench) -> None:
