@@ -11,6 +11,7 @@ from replica.contract.messages import SamplingParams
 from replica.step import Draw
 
 Logits = npt.NDArray[np.float32]
+PENALTY_LEAST = 1e-20  # smaller repetition penalties do as it does: dividing by them says the same, and overflows
 
 
 def has_rules(draw: Draw) -> bool:
@@ -72,7 +73,8 @@ def _penalize(logits: Logits, draw: Draw) -> None:
     if s.repetition_penalty != 1.0:
         seen = np.concatenate((_inside(draw.prompt_ids, logits.size), _inside(draw.output_ids, logits.size)))
         values = logits[seen]  # one that occurs twice is read and written twice, with the same result
-        logits[seen] = np.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
+        penalty = max(s.repetition_penalty, PENALTY_LEAST)
+        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
     if (s.presence_penalty != 0.0 or s.frequency_penalty != 0.0) and len(draw.output_ids):
         produced, counts = np.unique(_inside(draw.output_ids, logits.size), return_counts=True)
         logits[produced] -= (s.presence_penalty + s.frequency_penalty * counts).astype(np.float32)

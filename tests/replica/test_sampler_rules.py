@@ -31,6 +31,14 @@ def test_repetition_counts_prompt_and_output_from_the_first_step() -> None:
     assert ruled((0, 0, 1), (2, 2), repetition_penalty=2.0)[:3].tolist() == [0.5, -2.0, 1.0]
 
 
+def test_the_smallest_repetition_penalty_leaves_finite_logits_in_their_order() -> None:
+    """Divided by 1e-300 itself, a logit would be infinite, and the request would fail as if the model had."""
+    logits = ruled((0, 2, 6, 5, 4), (), repetition_penalty=1e-300)
+    assert np.isfinite(logits).all()
+    assert logits[[5, 4, 7, 0, 2, 6]].tolist() == sorted(logits[[5, 4, 7, 0, 2, 6]].tolist())
+    assert START[7] < logits[0] < logits[2] < logits[6]
+
+
 def test_presence_and_frequency_count_the_output_alone() -> None:
     assert np.array_equal(ruled((0, 0, 0), (), presence_penalty=2.0, frequency_penalty=2.0), START)
     assert ruled((0,), (1, 3, 1), presence_penalty=2.0)[:4].tolist() == [1.0, -3.0, 2.0, -1.5]
