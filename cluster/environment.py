@@ -6,6 +6,7 @@ Set only where the user has not set a variable of that name: a cluster's operato
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -19,12 +20,17 @@ from cluster.cores import usable_cores
 LONGEST_STREAM_S = 3600
 IDLE_CLOSE_S = 5  # connections to a HAProxy that was replaced: it knows only the servers of its time
 _HAPROXY_CHECK_TIMEOUT_S = 10.0
+_ROUTER_PORTS = 100  # a new router takes another port than the one before
+_BLOCKS_FROM, _BLOCKS_UNTIL = 20_000, 32_000  # below the ports that Linux gives to connections of its own choice
+_BLOCK_TRIES = 100
 
 
 def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) -> dict[str, str]:
     """Variables for a local cluster. `haproxy` is the program to run, None to serve from the router's own port.
 
-    HAProxy's files lie under `scratch`, so that two clusters of one machine do not meet.
+    HAProxy's files lie under `scratch`, and what it speaks to has ports of this cluster alone, so that two clusters of one
+    machine do not meet: at Serve's own port for the proxy that stands in for routers, all clusters listen together, and the
+    kernel deals requests out to any of them.
     """
     metrics_port, stats_port, spare_port = free_ports(3)
     common = {
@@ -49,8 +55,13 @@ def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) ->
             "RAY_SERVE_PORT_QUARANTINE_S": "0",
             SPARE_PORT: str(spare_port),
         }
+    first_port = free_block(2 + _ROUTER_PORTS)
     return common | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first_port),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(first_port + 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port + 2),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + 2 + _ROUTER_PORTS),  # exclusive
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(1 if usable_cores() <= 4 else 2),
         "RAY_SERVE_HAPROXY_TCP_NODELAY": "1",
@@ -118,3 +129,21 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("", 0))
         return [int(one.getsockname()[1]) for one in sockets]
+
+
+def free_block(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on right now, at random. Raises OSError."""
+    for _ in range(_BLOCK_TRIES):
+        first = _BLOCKS_FROM + secrets.randbelow(_BLOCKS_UNTIL - _BLOCKS_FROM - count)
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+    raise OSError(f"no {count} free ports in a row from {_BLOCKS_FROM} to {_BLOCKS_UNTIL}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("", port))
+        except OSError:
+            return False
+    return True
