@@ -6,6 +6,7 @@ Set only where the user has not set a variable of that name: a cluster's operato
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -17,8 +18,11 @@ from cluster.config import Config
 from cluster.cores import usable_cores
 
 LONGEST_STREAM_S = 3600
+ROUTER_PORTS = 64  # for the routers of this machine, present and recently gone
 IDLE_CLOSE_S = 5  # connections to a HAProxy that was replaced: it knows only the servers of its time
 _HAPROXY_CHECK_TIMEOUT_S = 10.0
+_RANGE_PORTS = (11_000, 30_000)
+_RANGE_TRIES = 50
 
 
 def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) -> dict[str, str]:
@@ -26,7 +30,8 @@ def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) ->
 
     HAProxy's files lie under `scratch`, so that two clusters of one machine do not meet.
     """
-    metrics_port, stats_port, spare_port = free_ports(3)
+    metrics_port, stats_port, spare_port, fallback_port, fallback_grpc_port = free_ports(5)
+    first_router_port = free_range(ROUTER_PORTS)
     common = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no GPU reserved must not hide the GPUs
@@ -52,6 +57,12 @@ def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) ->
     return common | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy),
+        # Serve's own numbers are the same for every cluster, and its proxies share ports: two clusters of one machine would answer
+        # each other's requests.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_router_port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_router_port + ROUTER_PORTS),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(1 if usable_cores() <= 4 else 2),
         "RAY_SERVE_HAPROXY_TCP_NODELAY": "1",
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request; the router's /metrics says more
@@ -118,3 +129,17 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("", 0))
         return [int(one.getsockname()[1]) for one in sockets]
+
+
+def free_range(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on right now. Below those that the kernel hands out by itself."""
+    for _ in range(_RANGE_TRIES):
+        first = secrets.randbelow(_RANGE_PORTS[1] - _RANGE_PORTS[0] - count) + _RANGE_PORTS[0]
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("", port))
+            except OSError:
+                continue
+        return first
+    raise OSError(f"no {count} free ports in a row between {_RANGE_PORTS[0]} and {_RANGE_PORTS[1]}")
