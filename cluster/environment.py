@@ -18,21 +18,20 @@ from cluster.config import Config
 from cluster.cores import usable_cores
 
 LONGEST_STREAM_S = 3600
+ROUTER_PORTS = 64  # for the routers of this machine, present and recently gone
 IDLE_CLOSE_S = 5  # connections to a HAProxy that was replaced: it knows only the servers of its time
 _HAPROXY_CHECK_TIMEOUT_S = 10.0
-_ROUTER_PORTS = 100  # a new router takes another port than the one before
-_BLOCKS_FROM, _BLOCKS_UNTIL = 20_000, 32_000  # below the ports that Linux gives to connections of its own choice
-_BLOCK_TRIES = 100
+_RANGE_PORTS = (11_000, 30_000)
+_RANGE_TRIES = 50
 
 
 def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) -> dict[str, str]:
     """Variables for a local cluster. `haproxy` is the program to run, None to serve from the router's own port.
 
-    HAProxy's files lie under `scratch`, and what it speaks to has ports of this cluster alone, so that two clusters of one
-    machine do not meet: at Serve's own port for the proxy that stands in for routers, all clusters listen together, and the
-    kernel deals requests out to any of them.
+    HAProxy's files lie under `scratch`, so that two clusters of one machine do not meet.
     """
-    metrics_port, stats_port, spare_port = free_ports(3)
+    metrics_port, stats_port, spare_port, fallback_port, fallback_grpc_port = free_ports(5)
+    first_router_port = free_range(ROUTER_PORTS)
     common = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no GPU reserved must not hide the GPUs
@@ -55,14 +54,15 @@ def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) ->
             "RAY_SERVE_PORT_QUARANTINE_S": "0",
             SPARE_PORT: str(spare_port),
         }
-    first_port = free_block(2 + _ROUTER_PORTS)
     return common | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first_port),
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(first_port + 1),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port + 2),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + 2 + _ROUTER_PORTS),  # exclusive
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(haproxy),
+        # Serve's own numbers are the same for every cluster, and its proxies share ports: two clusters of one machine would answer
+        # each other's requests.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_router_port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_router_port + ROUTER_PORTS),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(1 if usable_cores() <= 4 else 2),
         "RAY_SERVE_HAPROXY_TCP_NODELAY": "1",
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a log line per request; the router's /metrics says more
@@ -131,19 +131,15 @@ def free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
-def free_block(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on right now, at random. Raises OSError."""
-    for _ in range(_BLOCK_TRIES):
-        first = _BLOCKS_FROM + secrets.randbelow(_BLOCKS_UNTIL - _BLOCKS_FROM - count)
-        if all(_is_free(port) for port in range(first, first + count)):
-            return first
-    raise OSError(f"no {count} free ports in a row from {_BLOCKS_FROM} to {_BLOCKS_UNTIL}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as one:
-        try:
-            one.bind(("", port))
-        except OSError:
-            return False
-    return True
+def free_range(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on right now. Below those that the kernel hands out by itself."""
+    for _ in range(_RANGE_TRIES):
+        first = secrets.randbelow(_RANGE_PORTS[1] - _RANGE_PORTS[0] - count) + _RANGE_PORTS[0]
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("", port))
+            except OSError:
+                continue
+        return first
+    raise OSError(f"no {count} free ports in a row between {_RANGE_PORTS[0]} and {_RANGE_PORTS[1]}")

@@ -8,6 +8,7 @@ import socket
 from cluster.config import Config
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
+from replica.models.config import read_model_config, shard_problem
 
 
 class StartError(Exception):
@@ -45,10 +46,18 @@ def take_port(host: str, port: int) -> socket.socket:
 
 
 def find_model(config: Config) -> ModelFiles | None:
-    """The model's files, downloaded if need be. None for a mock, which has none. Raises StartError."""
+    """The model's files, downloaded if need be. None for a mock, which has none. Raises StartError, also for what the model cannot do."""
     if config.engine.runner == "mock":
         return None
     try:
-        return resolve(config.engine.model, config.engine.revision)
+        files = resolve(config.engine.model, config.engine.revision)
+        model = read_model_config(files)
     except ModelError as error:
         raise StartError(str(error)) from None
+    wanted = config.engine.max_model_len
+    if wanted is not None and wanted > model.max_model_len:
+        raise StartError(f"max_model_len {wanted} exceeds the model's context of {model.max_model_len} tokens")
+    problem = shard_problem(model, config.engine.tensor_parallel_size)
+    if problem:
+        raise StartError(problem)
+    return files

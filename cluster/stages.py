@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -49,28 +50,27 @@ class Stages:
                 yield
         else:
             yield
-        self._console.print(Text(f"{name:<{_NAME_WIDTH}}{time.monotonic() - start:6.1f} s  {self.note}".rstrip()), soft_wrap=True)
-        self._flush()
+        self.say(f"{name:<{_NAME_WIDTH}}{time.monotonic() - start:6.1f} s  {self.note}".rstrip())
 
     def say(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
-        self._flush()
+        """A reader that has gone, a closed terminal say, is no reason to stop serving."""
+        with contextlib.suppress(OSError):
+            self._console.print(Text(line), soft_wrap=True)
+            self._console.file.flush()
 
     def box(self, summary: Summary) -> None:
         table = Table.grid(padding=(0, 2))
         for name, value in _rows(summary):
             table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
-        self._console.print(Panel(table, title=f"ready in {summary.seconds:.1f} s", title_align="left", expand=False))
-        self._console.print(Text(_curl(summary)), soft_wrap=True)  # outside the box, so that it can be copied
-        self._flush()
-
-    def _flush(self) -> None:
-        self._console.file.flush()
+        with contextlib.suppress(OSError):
+            self._console.print(Panel(table, title=f"ready in {summary.seconds:.1f} s", title_align="left", expand=False))
+        self.say(_curl(summary))  # outside the box, so that it can be copied
 
 
 def error(line: str) -> None:
     """One line on stderr, however many the cause had."""
-    print("rantang: " + " ".join(line.split()), file=sys.stderr, flush=True)  # noqa: T201
+    with contextlib.suppress(OSError):
+        print("rantang: " + " ".join(line.split()), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _rows(summary: Summary) -> list[tuple[str, str]]:

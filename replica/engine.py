@@ -178,6 +178,11 @@ class Engine:
             block_bytes=self._kv_block_bytes,
         )
 
+    @property
+    def predicted_step_s(self) -> float:
+        """Of the step that runs; 0 between steps."""
+        return 0.0 if self._current is None else self._current[0].shape.predict_s(self.step_time.coefficients)
+
     def snapshot(self) -> tuple[tuple[bytes, bytes], ...]:
         """All findable blocks as (key, parent), parents first; agrees with the events handed out when no step runs."""
         return self.roster.kv.pool.snapshot()

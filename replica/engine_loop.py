@@ -44,6 +44,9 @@ class SteppedEngine(Protocol):
     @property
     def has_work(self) -> bool: ...
 
+    @property
+    def predicted_step_s(self) -> float: ...
+
     def submit(self, owner: int, request: GenerateRequest) -> Bounce | None: ...
 
     def cancel(self, owner: int, attempt: int) -> object: ...
@@ -212,9 +215,8 @@ class EngineLoop:
         if step is None:
             output = self._engine.flush()  # aborts, timeouts, events: what needs no step
         else:
-            load = self._engine.load()
-            if load.predicted_step_s > LONG_STEP_S:  # who waits for it must not take it for a stall
-                self._send(Report(load, accepted=accepted, bounces=bounces))
+            if self._engine.predicted_step_s > LONG_STEP_S:  # who waits for it must not take it for a stall
+                self._send(Report(self._engine.load(), accepted=accepted, bounces=bounces))
                 accepted, bounces = (), ()
             result = self._execute(step)
             late = self.inbox.take_cancels()

@@ -11,15 +11,13 @@ from torch import Tensor
 
 from kernels.ops import use_threads
 from replica.config import EngineConfig
-from replica.contract.messages import EngineLimits, SamplingParams
+from replica.contract.messages import EngineLimits
 from replica.held_model import OnStage, Stages, hold_model
 from replica.parallel.group import SingleRank, TensorParallel
 from replica.prompt_scores import score_prompt
 from replica.sampler import NOT_FINITE, check_finite, sample
-from replica.step import Draw, Outcome, Row, Step, StepResult
+from replica.step import Outcome, Row, Step, StepResult
 from replica.step_inputs import StepInputs, build_inputs
-
-WARM_UP_TOKENS = 32
 
 
 class ModelRunner:
@@ -49,8 +47,6 @@ class ModelRunner:
             max_waiting=config.max_waiting,
             vocab_size=held.config.vocab_size,
         )
-        self._warm_up()
-        stages.ended("first step")
 
     @property
     def limits(self) -> EngineLimits:
@@ -140,14 +136,6 @@ class ModelRunner:
         if not getattr(self._local, "threads_set", False):
             use_threads(self._threads)
             self._local.threads_set = True
-
-    def _warm_up(self) -> None:
-        """One chunk and one decode, so that the first request does not pay for what libraries do on first use."""
-        size = min(WARM_UP_TOKENS, self._limits.max_model_len - 1)
-        draw = Draw(SamplingParams(seed=0, max_tokens=1, temperature=0.0), 0, (0,) * size, ())
-        pages = range(-(-(size + 1) // self._limits.block_size))
-        self.execute(Step(0, (Row(0, (0,) * size, 0, pages, draw),)))
-        self.execute(Step(0, (Row(0, (0,), size, pages, draw),)))
 
 
 def _broken(hidden: Tensor, inputs: StepInputs) -> dict[int, Outcome]:

@@ -190,7 +190,10 @@ class ReplicaServer:
         revision = str(getattr(held, "revision", self._config.revision or ""))
         known = None
         if held is not self._given_runner and not isinstance(held, MockRunner):  # a mock's steps take what they are told to
+            began_s = time.monotonic()
             known = await asyncio.wrap_future(thread.submit(lambda: warm_up(runner, self._config, time.monotonic)))
+            if self._on_stage is not None:
+                self._on_stage("warm-up", time.monotonic() - began_s)
         block_bytes = int(getattr(held, "kv_block_bytes", 0))
         engine = Engine(runner, self._config, model, revision, time.monotonic, block_bytes, step_time=known)
         me = Incarnation(

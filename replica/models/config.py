@@ -6,14 +6,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from replica.contract.gguf_header import GgufHeader, read_gguf_header
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles
-from replica.models.rope import RopeScaling
 
 CONTEXT_DEFAULT = 2048  # tokens, where a configuration does not say
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How frequencies change for contexts longer than trained. linear: all ÷ factor. llama3: by wavelength against the original context."""
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192  # tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How frequencies change for contexts longer than trained. linear: all ÷ factor. llama3: by wavelength against the original context."""
-
-    kind: Literal["linear", "llama3"]
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192  # tokens
+from replica.models.config import RopeScaling
 
 
 class RotaryTable:

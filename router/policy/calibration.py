@@ -19,7 +19,8 @@ _PRIOR_S = 0.5  # seconds of agreement that a new replica starts with
 _FORGET = 0.97
 _SCALE_MAX = 8.0
 _HALF_LIFE_S = 30.0  # a scale that is no longer fed returns to 1: a wrong model never refuses for ever
-_PRIOR_RESIDUALS = tuple(-1.0 + 2.0 * i / 15 for i in range(16))  # cold: as if off by up to one unit either way
+# Cold: as if off by up to one unit below and one and a half above. A promise broken is worse than one not made.
+_PRIOR_RESIDUALS = (*(-1.0 + i / 7 for i in range(8)), *(1.5 * i / 7 for i in range(8)))
 
 
 class Calibration:

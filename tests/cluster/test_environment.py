@@ -1,47 +1,48 @@
-"""Two clusters of one machine do not meet."""
+"""Two clusters on one machine share nothing by which one could answer for the other."""
 
 from __future__ import annotations
 
+import io
 import socket
 from pathlib import Path
 
-import pytest
+from rich.console import Console
 
-from cluster import environment
-from cluster.config import parse
-from cluster.environment import free_block, serve_environment
+from cluster.config import Config
+from cluster.environment import ROUTER_PORTS, free_range, serve_environment
+from cluster.stages import Stages
 
-ROUTERS = ("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT")
-FALLBACK = ("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT")
-
-
-def ports_behind_haproxy(scratch: Path) -> set[int]:
-    variables = serve_environment(parse({}), haproxy=Path("haproxy"), scratch=scratch)
-    least, end = (int(variables[name]) for name in ROUTERS)
-    assert end - least >= 100
-    fallback = {int(variables[name]) for name in FALLBACK}
-    assert len(fallback) == 2 and not fallback & set(range(least, end))
-    return fallback | set(range(least, end))
+# The ports that Serve itself would take, the same in every cluster (ray.serve._private.constants).
+SERVES_OWN = {"8500", "9500", "30000", "31000", "9101", "8404"}
 
 
-def test_what_haproxy_speaks_to_listens_on_ports_of_this_cluster_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serve's proxies share their port with whoever else listens there: the requests of one cluster reached the other."""
-    starts = iter((0, 5_000))
-    monkeypatch.setattr(environment.secrets, "randbelow", lambda limit: next(starts))
-    monkeypatch.setattr(environment, "_is_free", lambda port: True)
-    one, other = ports_behind_haproxy(tmp_path / "one"), ports_behind_haproxy(tmp_path / "other")
-    assert not one & other
-    assert not {8500, 9500, 30_000} & (one | other)  # Serve's own choice, the same for every cluster
+def ports(variables: dict[str, str]) -> set[str]:
+    return {value for name, value in variables.items() if name.endswith("_PORT")}
 
 
-def test_a_block_with_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = free_block(16)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", first + 7))
-        taken.listen()
-        starts = iter((first, first + 8, first))
-        monkeypatch.setattr(environment.secrets, "randbelow", lambda limit: next(starts) - 20_000)
-        assert free_block(8) == first + 8
-        monkeypatch.setattr(environment.secrets, "randbelow", lambda limit: first - 20_000)
-        with pytest.raises(OSError, match="no 8 free ports"):
-            free_block(8)
+def test_every_port_is_this_clusters_own() -> None:
+    one = ports(serve_environment(Config(), haproxy=Path("haproxy"), scratch=Path("a")))
+    assert len(one) == 6, "fallback HTTP and gRPC, HAProxy's metrics and statistics, first and last router"
+    assert not one & SERVES_OWN
+
+
+def test_a_range_is_free_and_goes_round_what_is_not() -> None:
+    first = free_range(8)
+    for port in range(first, first + 8):
+        with socket.socket() as one:
+            one.bind(("", port))
+    assert free_range(ROUTER_PORTS) + ROUTER_PORTS <= 30_000
+
+
+class Gone(io.StringIO):
+    """A terminal that was closed."""
+
+    def write(self, _text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_closed_terminal_stops_nothing() -> None:
+    show = Stages(Console(file=Gone()))
+    with show.stage("draining"):
+        show.note = "on"
+    show.say("drained")
