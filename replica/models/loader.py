@@ -48,18 +48,22 @@ def load_model(config: ModelConfig, source: WeightSource, placement: Placement) 
     table = read.rows({"model.embed_tokens": config.vocab_size}, config.hidden_size)
     tied = config.tied_embeddings or not source.has("lm_head.weight")
     head = table if tied else read.rows({"lm_head": config.vocab_size}, config.hidden_size)
-    frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-    if source.has(ROPE_FACTORS):
-        frequencies = frequencies / source.read(ROPE_FACTORS).double()
     return Llama(
         config=config,
         layers=layers,
         embedding=VocabularyEmbedding(table, placement.tp),
         norm=read.whole("model.norm.weight", config.hidden_size),
         head=VocabularyHead(head, placement.tp),
-        rope=RotaryTable(frequencies, placement.max_model_len, placement.device),
+        rope=rotary_table(config, source, placement.max_model_len, placement.device),
         operators=placement.operators,
     )
+
+
+def rotary_table(config: ModelConfig, source: WeightSource, positions: int, device: torch.device) -> RotaryTable:
+    frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    if source.has(ROPE_FACTORS):
+        frequencies = frequencies / source.read(ROPE_FACTORS).double()
+    return RotaryTable(frequencies, positions, device)
 
 
 def _load_layer(config: ModelConfig, read: _Reader, stem: str, tp: TensorParallel) -> Layer:

@@ -15,9 +15,11 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor
 
+from kernels.cpu.packed import Groups
 from replica.contract.gguf_header import BLOCKS, GgufTensor, read_gguf_header
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles
+from replica.models.gguf_groups import groups_of
 from replica.models.weight_source import WHOLE, Part
 
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
@@ -52,11 +54,7 @@ class GgufSource:
 
     def read(self, name: str, *, rows: Part = WHOLE, columns: Part = WHOLE) -> Tensor:
         tensor, shape = self._tensor(name), self.shape(name)
-        elements, block_bytes, kind = BLOCKS[tensor.kind]
-        if shape[-1] % elements:
-            raise ModelError(f"{self._path}: {tensor.name} has rows of {shape[-1]}, not whole {kind} blocks of {elements}")
-        blocks = shape[-1] // elements
-        raw = self._data[tensor.offset : tensor.offset + tensor.size_bytes].reshape(-1, blocks, block_bytes)
+        raw, elements = self._blocks(tensor), BLOCKS[tensor.kind][0]
         if len(shape) == 1:
             return _restored(name, _values(raw, tensor.kind)[0], self._head_dim)[rows.of(shape[0])]
         wanted = columns.of(shape[1])  # may cut a block: read whole ones, then trim
@@ -65,8 +63,25 @@ class GgufSource:
         trimmed = _values(raw, tensor.kind)[:, wanted.start - first * elements : wanted.stop - first * elements]
         return _restored(name, trimmed, self._head_dim)
 
+    def groups(self, name: str) -> Groups | None:
+        """A matrix in the quantised form that it has in the file; None if that is none the C++ step computes with."""
+        tensor = self._tensor(name)
+        found = groups_of(self._blocks(tensor), BLOCKS[tensor.kind][2])
+        if found is None:
+            return None
+        m = None if found.m is None else _restored(name, found.m, self._head_dim)
+        return Groups(_restored(name, found.q, self._head_dim), _restored(name, found.d, self._head_dim), m)
+
     def close(self) -> None:
         self._data = np.empty(0, dtype=np.uint8)  # unmapped with the last tensor that views it
+
+    def _blocks(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
+        """[rows, blocks, block bytes], a view of the file. Raises ModelError for a row of broken blocks."""
+        elements, block_bytes, kind = BLOCKS[tensor.kind]
+        width = tensor.shape[0]
+        if width % elements:
+            raise ModelError(f"{self._path}: {tensor.name} has rows of {width}, not whole {kind} blocks of {elements}")
+        return self._data[tensor.offset : tensor.offset + tensor.size_bytes].reshape(-1, width // elements, block_bytes)
 
     def _tensor(self, name: str) -> GgufTensor:
         found = self._tensors.get(gguf_name(name))
