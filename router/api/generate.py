@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from router.api.answer import Renderer, WholeChoice
@@ -17,6 +16,7 @@ from router.api.chunks import DONE, error_event
 from router.api.context import Context
 from router.api.disconnect import WhileConnected
 from router.api.errors import ApiError, bad_request, from_rejected
+from router.api.header_fields import header_fields
 from router.api.limits import QUEUE_TIME_SLO_MS_MAX
 from router.api.outbox import Outbox, StreamCut
 from router.api.record import Outcome, Record
@@ -62,22 +62,24 @@ class GenerateApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._context
-        headers = Headers(scope=scope)
+        headers = header_fields(scope)
         record = Record(self._endpoint.path, context.clock(), choices=1)
         span = context.tracing.begin(self._endpoint.path, headers)
         outcome: Outcome | None = None
         try:
             try:
-                taken = await context.intake.read_object(receive, headers)
-                is_short = taken.is_short and "bad_words" not in taken.fields  # each of those is a text of its own
-                job = self._endpoint.check(taken.fields)
-                about_tokens = taken.size_bytes // BYTES_PER_TOKEN
-                del taken
+                body = await context.intake.read(receive, headers)
                 slo_s = _queue_time_slo_s(headers)
-                refusal = context.backend.foresee(record.arrival_s, slo_s, about_tokens)
+                # Shed before a byte of the body is looked at: what load costs must not grow with what is asked.
+                refusal = context.backend.foresee(record.arrival_s, slo_s, len(body) // BYTES_PER_TOKEN)
                 if refusal is not None:
                     outcome = await self._turned_away(refusal, record, scope, send)
                     return
+                taken = await context.intake.parse(body)
+                del body
+                is_short = taken.is_short and "bad_words" not in taken.fields  # each of those is a text of its own
+                job = self._endpoint.check(taken.fields)
+                del taken
                 arrival = Arrival(
                     request_id=f"{self._endpoint.id_prefix}-{context.random_bits(128):032x}",
                     arrival_s=record.arrival_s,

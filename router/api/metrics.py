@@ -94,6 +94,7 @@ class Metrics:
         self._shed = Counter("rantang:requests_shed", "Refused by the backend.", (*labels, "status", "reason"), registry=self.registry)
         self._refused = Counter("rantang:requests_invalid", "Answered 4xx before admission.", (*labels, "status"), registry=self.registry)
         self._labels = tuple(labels.values())
+        self._shed_for: dict[tuple[int, str], Counter] = {}  # `labels()` costs more than all else at a refusal
         self.registry.register(_OnRead(model, status, self))
 
     @property
@@ -125,7 +126,7 @@ class Metrics:
         del self._in_flight[record]
         self._ended[outcome] += 1
         if outcome is Outcome.SHED:
-            self._shed.labels(*self._labels, str(record.status), record.reason).inc()
+            self._shed_as(record.status, record.reason).inc()
         self._output.inc(record.completion_tokens)
         if record.first_token_s is not None:
             self._prompt.inc(record.prompt_tokens)
@@ -137,6 +138,12 @@ class Metrics:
             self._output_sizes.observe(record.completion_tokens)
             for reason in record.finish_reasons:
                 self._success[reason].inc()
+
+    def _shed_as(self, status: int, reason: str) -> Counter:
+        found = self._shed_for.get((status, reason))
+        if found is None:
+            found = self._shed_for[status, reason] = self._shed.labels(*self._labels, str(status), reason)
+        return found
 
     @_never_raises
     def invalid(self, status: int) -> None:
