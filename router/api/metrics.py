@@ -190,3 +190,6 @@ class _OnRead(Collector):
         accepted = CounterMetricFamily("rantang:requests_accepted", "Requests handed to the backend.", labels=["model_name"])
         accepted.add_metric([self._model], self._metrics.in_flight + sum(self._metrics.ended(outcome) for outcome in Outcome))
         yield accepted
+        moves = CounterMetricFamily("rantang:stream_moves", "Streams that went on at another replica.", labels=["model_name"])
+        moves.add_metric([self._model], status.moves)
+        yield moves
