@@ -105,8 +105,9 @@ class AnswerReader:
     def received(self, data: bytes, now_s: float) -> None:
         self._buffer += data
         if not self._stream:
-            if (self.record.status or 0) >= 300:
-                del self._buffer[ERROR_BODY_MAX_BYTES:]
+            kept = ERROR_BODY_MAX_BYTES if (self.record.status or 0) >= 300 else EVENT_MAX_BYTES
+            if len(self._buffer) > kept:
+                del self._buffer[kept:]
             return
         if b"\r" in self._buffer:
             self._buffer = self._buffer.replace(b"\r\n", b"\n")
