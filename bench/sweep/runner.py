@@ -71,9 +71,7 @@ class Sweep:
             self._say(f"{words}: already measured")
             return
         left = eta_s((rate, *to_come), extent.requests, extent.repeats, self._overheads_s)
-        self._say(
-            f"{words}: {extent.repeats} × {extent.requests} requests; about {spoken(left)} to go for the {1 + len(to_come)} loads known"
-        )
+        self._say(f"{words}: {extent.repeats} × {extent.requests} requests; about {spoken(left)} left for {1 + len(to_come)} loads")
         started_s = time.monotonic()
         point, rows = self._measure(Load(rate_per_s=rate))
         self._overheads_s.append(max(0.0, (time.monotonic() - started_s) / extent.repeats - extent.requests / rate))
