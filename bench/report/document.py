@@ -26,8 +26,9 @@ def write_report(source: Path) -> list[Path]:
     written: list[Path] = []
     drawn: list[Block] = []
     for name, shows, each in pictures(result, rows):
-        written += figure.save(each, source.parent, f"{source.stem}-{name}")
-        drawn.append(Picture(figure.image(each, "png"), shows))
+        png, svg = figure.save(each, source.parent, f"{source.stem}-{name}")
+        written += [png, svg]
+        drawn.append(Picture(png.read_bytes(), shows))
     page = source.with_suffix(".html")
     page.write_text(render(_title(result), sections(result, rows, drawn)))
     return [page, *written]

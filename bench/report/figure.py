@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,10 +104,10 @@ def image(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     return buffer.getvalue()
 
 
-def save(figure: Figure, folder: Path, name: str) -> Sequence[Path]:
-    """Both kinds; the paths."""
+def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
+    """As PNG and as SVG; the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    paths[0].write_bytes(image(figure, "png"))
-    paths[1].write_bytes(image(figure, "svg"))
-    return paths
+    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+    png.write_bytes(image(figure, "png"))
+    svg.write_bytes(image(figure, "svg"))
+    return png, svg

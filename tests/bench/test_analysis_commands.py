@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -142,7 +143,7 @@ def test_the_ladder_adds_one_thing_at_a_time() -> None:
     plan = plan_ladder(LadderOptions("chat", Slo(ttft_ms=1.0), Load(streams=4), requests=8))
     assert [name for name, _ in plan.steps] == [name for name, _ in LADDER]
     settings = [{"batching": "adaptive", "enable_chunked_prefill": "true", "enable_prefix_caching": "true", **step} for _, step in LADDER]
-    changed = [sum(before[key] != after[key] for key in before) for before, after in zip(settings, settings[1:], strict=False)]
+    changed = [sum(before[key] != after[key] for key in before) for before, after in itertools.pairwise(settings)]
     assert changed == [1, 1, 1, 1]
     assert all(server.settings["queue_time_slo_s"] == "3600" for _, server in plan.steps)
     with pytest.raises(ValueError, match="leave --url out"):
