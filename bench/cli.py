@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from bench import analysis_cli
+from bench.usage import usage_errors
 
 app = typer.Typer(
     name="bench",
@@ -18,15 +19,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-@contextlib.contextmanager
-def usage_errors() -> Iterator[None]:
-    """A ValueError is the user's: one line, status 2."""
-    try:
-        yield
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 @app.command()
@@ -144,6 +136,8 @@ def convert(
     estimated = f"; the lengths of {done.estimated} prompts are estimates" if done.estimated else ""
     typer.echo(f"{done.requests} requests{estimated}")
 
+
+analysis_cli.add_to(app)
 
 if __name__ == "__main__":
     app()

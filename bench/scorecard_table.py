@@ -17,18 +17,18 @@ ABSENT = "–"
 def terminal_table(points: Sequence[Point]) -> Table:
     """A column per point; the median of its runs, and in brackets how far they lie apart."""
     table = Table(title=_title(points), title_justify="left")
-    for i, heading in enumerate(["", *(_heading(point, points) for point in points)]):
+    for i, heading in enumerate(["", *(heading_of(point, points) for point in points)]):
         table.add_column(heading, justify="right" if i else "left")
-    for cells in _rows(points):
+    for cells in rows_of(points):
         table.add_row(*cells)
     return table
 
 
 def markdown(points: Sequence[Point]) -> str:
     """The same table, with what was asked above it."""
-    headings = ["", *(_heading(point, points) for point in points)]
+    headings = ["", *(heading_of(point, points) for point in points)]
     lines = [_title(points), "", "| " + " | ".join(headings) + " |", "|---" + "|---:" * len(points) + "|"]
-    lines += ["| " + " | ".join(cells) + " |" for cells in _rows(points)]
+    lines += ["| " + " | ".join(cells) + " |" for cells in rows_of(points)]
     return "\n".join(lines) + "\n"
 
 
@@ -64,7 +64,7 @@ def _title(points: Sequence[Point]) -> str:
     return f"{first.workload.description}; {first.workload.requests} requests; SLO: {first.slo.description}; {repeats}"
 
 
-def _heading(point: Point, points: Sequence[Point]) -> str:
+def heading_of(point: Point, points: Sequence[Point]) -> str:
     parts = [point.label]
     if len({each.workload.name for each in points}) > 1:
         parts.append(point.workload.name)
@@ -73,7 +73,7 @@ def _heading(point: Point, points: Sequence[Point]) -> str:
     return ", ".join(parts)
 
 
-def _rows(points: Sequence[Point]) -> list[list[str]]:
+def rows_of(points: Sequence[Point]) -> list[list[str]]:
     rows = []
     for figure in FIGURES:
         cells = [_cell(point, figure) for point in points]
