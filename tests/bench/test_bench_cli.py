@@ -14,8 +14,10 @@ import typer
 from typer.testing import CliRunner
 
 from bench.cli import app
+from bench.load import Load
 from bench.mock_openai import Pace
 from bench.result import load_requests, load_result
+from bench.run_command import CONTROLS, RunOptions, configurations, plan
 from bench.server import ServerOptions, serve_arguments
 from cluster.commands import GROUP
 from tests.bench.mock_pair import StartMock
@@ -70,12 +72,35 @@ def test_run_writes_all_four_files(mock_url: StartMock, tmp_path: Path) -> None:
         (("--url", "http://127.0.0.1:1", "--change", "max_num_seqs=3"), "leave --url out"),
         (("--url", "http://127.0.0.1:1", "--set", "max_num_seqs=3"), "leave --url out"),
         (("--url", "ftp://x"), "not an http"),
+        (("-w", "chat@0"), "'chat@0': rate_per_s must be positive"),
+        (("-w", "chat@1.2.3"), "'chat@1.2.3': could not convert"),
+        (("-w", "chat@fast"), "unknown workload 'chat@fast'"),
+        (("-w", "chat@1", "--duration-s", "5", "--requests", "3"), "give one of them"),
+        (("-w", "chat@1", "--duration-s", "-5"), "duration must be positive"),
     ],
 )
 def test_run_refuses_before_anything_starts(arguments: tuple[str, ...], why: str) -> None:
     status, text = said("run", *arguments)
     assert status == 2
     assert why in " ".join(text.replace("│", " ").split()), text
+
+
+def test_a_workload_with_a_rate_of_its_own() -> None:
+    options = RunOptions(["a", "chat@2.5", "mix"], load=Load(new_connections=True), duration_s=8)
+    loads = [(each.workload.name, each.load.streams, each.load.rate_per_s, len(each.workload)) for each in plan(options).asked]
+    assert loads == [("a", 1, None, 4), ("chat", None, 2.5, 20), ("mix", None, None, 120)]
+    assert all(each.load.new_connections for each in plan(options).asked)
+    given = RunOptions(["a", "chat"], load=Load(streams=3), requests=5)
+    assert [(each.load.streams, len(each.workload)) for each in plan(given).asked] == [(3, 5), (3, 5)]
+
+
+def test_controls_change_one_thing_at_a_time() -> None:
+    base = ServerOptions(settings={"dtype": "float32"})
+    made = list(configurations(base, CONTROLS))
+    assert [label for label, _ in made] == ["baseline", *CONTROLS]
+    for label, options in made[1:]:
+        name, value = label.split("=")
+        assert dict(options.settings) == {"dtype": "float32", name: value}
 
 
 def test_nothing_completed_is_status_1(mock_url: StartMock, tmp_path: Path) -> None:

@@ -62,6 +62,11 @@ def test_high_waters_gains_and_timeline() -> None:
     assert timeline.kv_use_percent == (10.0, 80.0, 0.0)
 
 
+def test_a_counter_that_fell_says_nothing() -> None:
+    side, _ = look_back([Sample(0.0, AFTER, None), Sample(1.0, BEFORE, None)], 0.0, None)
+    assert (side.preemptions, side.prefix_hit_percent, side.queue_ms.p95) == (None, None, None)
+
+
 @pytest.mark.parametrize("text", [None, "", "<html>not found</html>", "up 1\n"])
 def test_what_no_page_says_is_none(text: str | None) -> None:
     side, timeline = look_back([Sample(0.0, text, None), Sample(1.0, text, None)], 0.0, None)
