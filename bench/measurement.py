@@ -72,7 +72,7 @@ def measure(server: Server, asked: Question, *, index: int = 0, tell: Callable[[
         repeats.append(Repeat(started.isoformat(timespec="seconds"), card, run.timeline))
         rows += [row_of(record, point=index, repeat=i, start_s=run.start_s, accepted=asked.slo.kept_by(record)) for record in run.records]
         done = f"{card.goodput.accepted} of {card.summary.requests} accepted"
-        tell(f"{asked.label}, {asked.load.description}, run {i + 1} of {asked.repeats}: {done}")
+        tell(f"{asked.label}, {asked.workload.name}, {asked.load.description}, run {i + 1} of {asked.repeats}: {done}")
     spread = spread_of([repeat.scorecard for repeat in repeats])
     point = Point(asked.label, asked.workload.facts, asked.load, asked.slo, server.served, tuple(repeats), spread)
     return Measured(point, tuple(rows))

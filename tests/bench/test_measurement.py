@@ -74,7 +74,7 @@ def test_a_bad_server_is_counted_and_never_averaged(mock_url: StartMock, fault: 
 def test_cancelled_requests_are_neither_good_nor_bad(mock_url: StartMock) -> None:
     calls = [call for call in workload("agent", 0, 60).calls if call.cancel_after_s is not None][:3]
     asked = Question(Workload("w", 0, "", tuple(calls)), Load(streams=3), Slo())
-    card = measure(at(mock_url(Pace(first_ms=5_000))), asked).point.repeats[0].scorecard
+    card = measure(at(mock_url(Pace(first_ms=2_500))), asked).point.repeats[0].scorecard
     assert (card.summary.cancelled, card.summary.errors, card.goodput.attainment_percent) == (3, 0, None)
 
 
