@@ -45,7 +45,7 @@ def test_sweep_then_explain_and_choose_from_it(tmp_path: Path) -> None:
     with served_mock(Pace(5.0, 1.0)) as url:
         status, said = call("sweep", "--url", url, "-w", "chat", "--requests", "15", "--rates", "200,300", "--out", str(tmp_path))
     assert status == 0, said
-    assert "no knee up to 300 req/s" in said and "to go" not in said and "loads" in said
+    assert "no knee up to 300 req/s" in said and "left for 3 loads" in said
     (source,) = tmp_path.glob("sweep-chat-*.json")
     found = load_result(source)
     assert [each.load.rate_per_s for each in found.points] == [200.0, 300.0, 10_000.0]
