@@ -53,7 +53,7 @@ def test_sweep_then_explain_and_choose_from_it(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
     assert source.with_suffix(".md").exists() and source.with_suffix(".csv").exists()
     status, said = call("explain", str(source))
-    assert status == 0 and said.count("baseline, chat") == 3
+    assert status == 0 and said.count("chat: ") == 3 and "chat: burst" in said
     status, said = call("choose", "--read", str(source), "--load", "100", "--price-per-hour", "3.6")
     assert status == 0
     assert "choose baseline" in said and "bounded queue" in said and "cannot tell from 1 run" in said and "0.01" in said
