@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,14 +65,6 @@ def legend(axes: Axes, beside: Axes | None = None, columns: int = 3) -> None:
             handles, names, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, borderaxespad=0.2, handlelength=1.6,
             frameon=False, fontsize=9,
         )  # fmt: skip
-
-
-def number(value: float) -> str:
-    """Three digits that matter, and never an exponent."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(digits, 6)}f}"
 
 
 def log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
