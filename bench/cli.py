@@ -25,7 +25,7 @@ app = typer.Typer(
 def run(
     *,
     workloads: Annotated[
-        str, typer.Option("--workload", "-w", help="Names, separated by commas, or trace files; see `workloads`.")
+        str, typer.Option("--workload", "-w", help="Names or trace files, separated by commas, each with @RATE or not; see `workloads`.")
     ] = "chat",
     rate: Annotated[float | None, typer.Option(help="Open loop: requests per second.")] = None,
     streams: Annotated[int | None, typer.Option(help="Closed loop: so many clients, each sending when its last answer ended.")] = None,
@@ -33,6 +33,7 @@ def run(
     burstiness: Annotated[float, typer.Option(help="Shape of gamma arrivals; below 1 they come in bursts.")] = 1.0,
     speed: Annotated[float, typer.Option(help="The workload's own times, so many times as fast.")] = 1.0,
     requests: Annotated[int | None, typer.Option(help="How many; of a trace, its first.")] = None,
+    duration_s: Annotated[float | None, typer.Option(help="Of arrivals at a rate, instead of a number.")] = None,
     seed: Annotated[int, typer.Option(help="Of lengths and arrivals.")] = 0,
     length_scale: Annotated[float, typer.Option(help="Of a trace's lengths.")] = 1.0,
     context_tokens: Annotated[int, typer.Option(help="Longer requests of a trace are cut to it.")] = 8192,
@@ -63,6 +64,7 @@ def run(
     chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions.")] = False,
     timeout_s: Annotated[float, typer.Option(help="Of one request.")] = 600.0,
     salt: Annotated[str, typer.Option(help="Fixes the text of prompts; drawn unless given, so that no run finds another's prefixes.")] = "",
+    report: Annotated[bool, typer.Option("--report", help="Plots and one HTML page too; needs matplotlib.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the result; bench/results unless given.")] = None,
 ) -> None:
     """Measure a workload at a load: a scorecard, as a table, JSON, Markdown and CSV."""
@@ -93,12 +95,14 @@ def run(
             Slo(slo_ttft_ms, slo_itl_p95_ms, slo_tpot_ms, slo_e2e_ms, slo_queue_ms),
             seed,
             requests,
+            duration_s,
             Fit(length_scale, context_tokens),
             repeats,
             price_per_hour,
             [*(changes or ()), *(run_command.CONTROLS if controls else ())],
             out or RESULTS,
             salt,
+            report,
         )
         planned = run_command.plan(options)
     raise typer.Exit(run_command.run(planned))

@@ -130,7 +130,7 @@ def _run(server: Server, asked: Question, warm_up: Sequence[Call], calls: Sequen
     sampler.start()
     cpu_s, start_s = time.process_time(), time.perf_counter()
     try:
-        with _no_collection():
+        with no_collection():
             records = uvloop.run(_offer(target, server, asked.load, calls, times))
     finally:
         wall_s = max(time.perf_counter() - start_s, 1e-9)
@@ -154,7 +154,7 @@ async def _offer(target: Target, server: Server, load: Load, calls: Sequence[Cal
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Cyclic garbage waits until the run is over: a full collection stops every stream for milliseconds."""
     gc.collect()
     gc.disable()

@@ -15,6 +15,7 @@ from bench.connection import Target
 from bench.point import Served
 from bench.processes import Process
 from bench.prompt_style import PromptStyle
+from bench.result import public
 from cluster import config
 from cluster.flags import field_of_flag
 
@@ -68,7 +69,9 @@ def open_server(options: ServerOptions) -> Iterator[Server]:
     running = stack.start(arguments)
     try:
         server = _describe(options, running.url)
-        served = Served("rantang", _own_version(), shlex.join(["rantang", "serve", *arguments]), dict(options.settings), options.replicas)
+        command = shlex.join(["rantang", "serve", *(public(argument) for argument in arguments)])
+        settings = {name: public(value) for name, value in options.settings.items()}
+        served = Served("rantang", _own_version(), command, settings, options.replicas)
         yield Server(server.url, server.style, served, "", options.timeout_s, running.processes)
     finally:
         running.stop()

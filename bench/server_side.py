@@ -96,7 +96,9 @@ def _kv_use(page: MetricsPage) -> float | None:
 
 
 def _value(page: MetricsPage | None, name: str) -> float | None:
-    return None if page is None else page.values.get(name)
+    """What a counter gained; None where it fell, since whoever counted is gone."""
+    value = None if page is None else page.values.get(name)
+    return value if value is None or value >= 0 else None
 
 
 def _most(pages: Sequence[MetricsPage], get: Callable[[MetricsPage], float | None]) -> float | None:
