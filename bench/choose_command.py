@@ -116,11 +116,13 @@ def decide(candidates: Sequence[Candidate], demand: Demand, context_tokens: int 
 def show(chosen: Chosen, console: Console) -> None:
     grid = grid_of(chosen)
     table = Table(title=f"SLO: {chosen.demand.slo.description}", title_justify="left")
-    for i, heading in enumerate(grid.headings):
-        table.add_column(heading, justify="left" if i in (0, len(grid.headings) - 1) else "right", overflow="fold")
+    for i, heading in enumerate(grid.headings[:-1]):
+        table.add_column(heading, justify="right" if i else "left")
     for row in grid.rows:
-        table.add_row(*row)
+        table.add_row(*row[:-1])
     console.print(table)
+    for verdict, why in chosen.choice.others:
+        console.print(f"{verdict.candidate.name} lost: {why}", markup=False, soft_wrap=True)
     console.print(headline(chosen), style="bold", markup=False)
     for answer in chosen.answers:
         console.print(f"{MARKS[answer.good]:>3}  {answer.question} {answer.answer}", markup=False)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.analysis.comparison import Pair, Row, Says, compare
+from bench.analysis.number import plain
 from bench.result import load_result
 
 STYLES = {Says.BETTER: "green", Says.WORSE: "red"}
@@ -42,8 +43,17 @@ def table_of(pair: Pair, a: str, b: str) -> Table:
 
 def cells_of(row: Row) -> tuple[str, ...]:
     found = row.difference
-    half = "" if found.high is None else f"± {found.high - found.change:.3g}"
+    half = "" if found.high is None else f"± {plain(found.high - found.change)}"
     percent = "" if found.percent is None else f"{found.percent:+.1f} %"
+    sign = "+" if found.change > 0 else ""
     unit = f", {row.figure.unit}" if row.figure.unit else ""
     runs = f"{row.runs[0]}/{row.runs[1]}"
-    return (f"{row.figure.title}{unit}", f"{found.a:.4g}", f"{found.b:.4g}", f"{found.change:+.3g} {half}", percent, runs, str(row.says))
+    return (
+        f"{row.figure.title}{unit}",
+        plain(found.a),
+        plain(found.b),
+        f"{sign}{plain(found.change)} {half}",
+        percent,
+        runs,
+        str(row.says),
+    )

@@ -14,6 +14,7 @@ from rich.table import Table
 from bench import run_command
 from bench.analysis.comparison import Says, says
 from bench.analysis.interval import difference
+from bench.analysis.number import plain
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
 from bench.point import Point
@@ -132,11 +133,12 @@ def _cell(point: Point, before: Point | None, each: Figure) -> str:
     middle = point.spread[each.name].median
     earlier = values_of(before, each) if before is not None else ()
     if not earlier:
-        return f"{middle:.4g}"
+        return plain(middle)
     found = difference(earlier, values)
+    sign = "+" if found.change > 0 else ""
     sure = says(found, each.better) not in (Says.SAME, Says.CANNOT_TELL)
-    change = f"{found.percent:+.0f} %" if found.percent is not None else f"{found.change:+.3g}"
-    return f"{middle:.4g} ({change}{'' if sure else '?'})"
+    change = f"{found.percent:+.0f} %" if found.percent is not None else f"{sign}{plain(found.change)}"
+    return f"{plain(middle)} ({change}{'' if sure else '?'})"
 
 
 def values_of(point: Point, each: Figure) -> tuple[float, ...]:
@@ -146,7 +148,7 @@ def values_of(point: Point, each: Figure) -> tuple[float, ...]:
 def show(grid: Grid, console: Console) -> None:
     table = Table(title="static against continuous batching", title_justify="left")
     for i, heading in enumerate(grid.headings):
-        table.add_column(heading, justify="right" if i else "left")
+        table.add_column(heading, justify="right" if i else "left", no_wrap=i == 0)
     for row in grid.rows:
         table.add_row(*row)
     console.print(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.point import Point
@@ -58,3 +58,11 @@ def at_load_of(point: Point) -> AtLoad:
     offered = point.load.rate_per_s or point.figure("offered_per_s") or 0.0
     burst = offered >= BURST_RATE_PER_S
     return AtLoad(math.inf if burst else offered, tuple(figures_of(repeat.scorecard) for repeat in point.repeats))
+
+
+def name_of(point: Point, points: Sequence[Point]) -> str:
+    """Of a point among others: what tells it apart, its load or its configuration."""
+    load = "burst" if at_load_of(point).is_burst else point.load.description
+    if len({each.label for each in points}) == 1:
+        return load
+    return point.label if len({each.load for each in points}) == 1 else f"{point.label}, {load}"

@@ -131,5 +131,7 @@ def _certainty(loser: Verdict, winner: Verdict) -> str:
 
 def _fault(candidate: Candidate, knee: Knee, demand: Demand, words: str) -> str:
     broken = next((point for point in ascending(candidate.points) if point.offered_per_s == knee.broken_per_s), None)
-    reasons = broken_targets(broken, demand.slo) if broken else ()
-    return f"{words}; at {knee.broken_per_s:g} req/s: {', '.join(reasons)}" if reasons else words
+    if broken is None:
+        return words
+    share = f"{broken.median('attainment_percent') or 0.0:.0f} % within the SLO"
+    return f"{words}; at {knee.broken_per_s:g} req/s: {', '.join((share, *broken_targets(broken, demand.slo)))}"

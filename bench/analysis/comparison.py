@@ -57,7 +57,12 @@ def compare(a: ResultFile, b: ResultFile, metrics: Sequence[str] = (), *, force:
     if problems and not force:
         raise NotComparable("; ".join(dict.fromkeys(problems)) + " (--force compares all the same)")
     return tuple(
-        Pair(one.label, _rows(one, other, wanted), (*_obstacles(one, other), *_notes(a, b), *_slo_note(one, other))) for one, other in pairs
+        Pair(
+            _heading(one, a.points),
+            _rows(one, other, wanted),
+            (*_obstacles(one, other), *_notes(a, b), *_slo_note(one, other)),
+        )
+        for one, other in pairs
     )
 
 
@@ -102,6 +107,10 @@ def _obstacles(one: Point, other: Point) -> list[str]:
     if one.load != other.load:
         problems.append(f"different loads: {one.load.description} against {other.load.description}")
     return problems
+
+
+def _heading(point: Point, points: Sequence[Point]) -> str:
+    return point.label if len(points) == 1 else f"{point.label}, {point.load.description}"
 
 
 def _slo_note(one: Point, other: Point) -> tuple[str, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.analysis.at_load import name_of
 from bench.analysis.knee import find_knee
 from bench.report import figure
 from bench.report.evidence_text import findings_of, lines_of
 from bench.report.page import Block, Grid, Picture, Section, render
-from bench.report.pictures import curves_of, name_of, pictures
+from bench.report.pictures import curves_of, pictures
 from bench.request_log import RequestRow
 from bench.result import ResultFile, load_requests, load_result
 from bench.scorecard_table import heading_of, problem_lines, rows_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +26,6 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
     "svg.hashsalt": "rantang",  # the same figure gives the same file
     "svg.fonttype": "path",
 }
@@ -64,25 +61,20 @@ def legend(axes: Axes, beside: Axes | None = None, columns: int = 3) -> None:
         more, more_names = beside.get_legend_handles_labels()
         handles, names = [*handles, *more], [*names, *more_names]
     if handles:
-        axes.legend(handles, names, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, borderaxespad=0.2, handlelength=1.6)
-
-
-def number(value: float) -> str:
-    """Three digits that matter, and never an exponent."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(digits, 6)}f}"
+        axes.legend(
+            handles, names, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, borderaxespad=0.2, handlelength=1.6,
+            frameon=False, fontsize=9,
+        )  # fmt: skip
 
 
 def log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
+    """Logarithmic, with plain numbers in the decades."""
     if which == "x":
         axes.set_xscale("log")
     else:
         axes.set_yscale("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=12))
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 3.0, 5.0), numticks=12))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1e5 else f"{value:,.0f}"))
 

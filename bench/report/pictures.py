@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from matplotlib.figure import Figure
 
-from bench.analysis.at_load import at_load_of
+from bench.analysis.at_load import at_load_of, name_of
 from bench.analysis.knee import find_knee
 from bench.point import Point
 from bench.report.curves import Curve, Target, draw_curves
@@ -54,13 +54,6 @@ def telling(points: Sequence[Point]) -> list[int]:
     knee = find_knee(measured.values())
     wanted = [i for i, at in measured.items() if at.is_burst or at.offered_per_s in (knee.load_per_s, knee.broken_per_s)]
     return wanted[:TIMELINES_MAX] if len(first) > 1 else _spaced(range(len(points)), TIMELINES_MAX)
-
-
-def name_of(point: Point, points: Sequence[Point]) -> str:
-    load = "burst" if at_load_of(point).is_burst else point.load.description
-    if len({each.label for each in points}) == 1:
-        return load
-    return point.label if len({each.load for each in points}) == 1 else f"{point.label}, {load}"
 
 
 def _ttft(point: Point, points: Sequence[Point], rows: Sequence[RequestRow]) -> Distribution:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.report.figure import colour, empty, new_figure, number
+from bench.analysis.number import plain
+from bench.report.figure import colour, empty, new_figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +62,4 @@ def _draw(axes: Axes, panel: Panel) -> None:
     for place, bar in zip(places, known, strict=True):
         before = known[place - 1].middle if place else 0.0
         change = f"  ({100 * (bar.middle / before - 1):+.0f} %)" if before else ""
-        axes.text(max(bar.values) + top * 0.015, place, f"{number(bar.middle)}{change}", va="center", fontsize=9)
+        axes.text(max(bar.values) + top * 0.015, place, f"{plain(bar.middle)}{change}", va="center", fontsize=9)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from bench.record import Outcome
 from bench.report.figure import colour, empty, label, legend, new_figure
@@ -30,6 +31,7 @@ def draw_timeline(
     _step(load, waiting, colour(3), "waiting")
     if not (running or waiting):
         empty(load, "the server does not say who runs and waits")
+    load.yaxis.set_major_locator(MaxNLocator(integer=True))
     label(load, "", "requests")
     legend(load)
     _draw_memory(memory, timeline)
@@ -58,6 +60,7 @@ def _draw_queue(axes: Axes, timeline: Timeline, rows: Sequence[RequestRow], targ
     beside.bar(*_columns(bins), width=SHED_BIN_S, align="edge", color=colour(1), alpha=0.45, label="shed, by when due")
     beside.set_ylabel("shed (req/s)", color=colour(1))
     beside.set_ylim(0, 2.5 * max(count for _, count in bins))  # the upper part stays free for the lines
+    beside.yaxis.set_major_locator(MaxNLocator(integer=True))
     beside.grid(False)
     legend(axes, beside, columns=4)
 

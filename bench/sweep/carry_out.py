@@ -62,5 +62,9 @@ def carry_out(plan: SweepPlan, state: SweepState, say: Callable[[str], None]) ->
 
     say(f"{plan.options.label}: {'measuring ' + plan.options.server.url if plan.options.server.url else 'starting a stack'} …")
     with open_server(plan.options.server) as server:
-        knee = Sweep(state, plan.extent, partial(ask, server), say).run()
+        try:
+            knee = Sweep(state, plan.extent, partial(ask, server), say).run()
+        except KeyboardInterrupt:
+            say(f"interrupted; the same command goes on after the {len(state.points)} loads that are finished")
+            raise
     return Swept(plan, state, knee)

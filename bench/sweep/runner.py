@@ -44,7 +44,7 @@ class Sweep:
         """Every finished load is in the state before the next begins."""
         extent = self._extent
         if extent.burst or not extent.rates:
-            self._at(BURST_RATE_PER_S, ())
+            self._at(BURST_RATE_PER_S, extent.rates)
         rates = extent.rates or around(capacity_of(self._measured()))
         for i, rate in enumerate(rates):
             self._at(rate, rates[i + 1 :])
@@ -71,10 +71,13 @@ class Sweep:
             self._say(f"{words}: already measured")
             return
         left = eta_s((rate, *to_come), extent.requests, extent.repeats, self._overheads_s)
-        self._say(f"{words}: {extent.repeats} × {extent.requests} requests; about {spoken(left)} left for {1 + len(to_come)} loads")
+        self._say(
+            f"{words}: {extent.repeats} × {extent.requests} requests; about {spoken(left)} left for {_count(1 + len(to_come), 'load')}"
+        )
         started_s = time.monotonic()
         point, rows = self._measure(Load(rate_per_s=rate))
-        self._overheads_s.append(max(0.0, (time.monotonic() - started_s) / extent.repeats - extent.requests / rate))
+        if rate < BURST_RATE_PER_S:  # a burst is nothing but last answers
+            self._overheads_s.append(max(0.0, (time.monotonic() - started_s) / extent.repeats - extent.requests / rate))
         self._state.add(point, rows)
         self._say(f"{words}: {_in_short(at_load_of(point))}")
 
@@ -83,6 +86,10 @@ def capacity_of(points: list[AtLoad]) -> float:
     """Responses per second when the whole trace is there at once: about what saturation brings. 0 when there was no burst."""
     burst = burst_of(points)
     return (burst.median("completed_per_s") or 0.0) if burst else 0.0
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def _in_short(point: AtLoad) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.analysis.number import plain
 from bench.point import Point
 from bench.result import Result, write
 from bench.timeline import Timeline
@@ -77,7 +78,7 @@ def test_distributions_keep_their_largest_value() -> None:
 def test_steps_carry_their_change() -> None:
     drawn = draw_steps([Panel("Output", "tok/s", (Bar("static", (50.0,)), Bar("iteration", (95.0, 105.0))))], "ladder")
     assert "(+100 %)" in texts(drawn)
-    assert [figure.number(value) for value in (0.0, 0.01234, 3.14159, 8263.0, 104_512.0)] == ["0", "0.0123", "3.14", "8,263", "104,512"]
+    assert [plain(value) for value in (0.0, 0.01234, 3.14159, 8263.0, 104_512.0)] == ["0", "0.0123", "3.14", "8,263", "104,512"]
 
 
 def test_images_are_the_same_twice() -> None:

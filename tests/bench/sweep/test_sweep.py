@@ -152,6 +152,19 @@ def test_against_a_mock_and_again(tmp_path: Path) -> None:
         assert begin(plan, restart=True).points == []
 
 
+def test_who_interrupts_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Sweep) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sweep, "run", interrupted)
+    said: list[str] = []
+    with served_mock() as url:
+        plan = plan_sweep(options(url, tmp_path))
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(plan, begin(plan, restart=False), said.append)
+    assert "the same command goes on" in said[-1]
+
+
 def test_a_server_that_refuses_everything_has_no_loads_to_find(tmp_path: Path) -> None:
     with served_mock(fault=Fault.SHED) as url:
         plan = plan_sweep(replace(options(url, tmp_path), rates="auto"))
