@@ -62,7 +62,9 @@ def at_load_of(point: Point) -> AtLoad:
 
 def name_of(point: Point, points: Sequence[Point]) -> str:
     """Of a point among others: what tells it apart, its load or its configuration."""
-    load = "burst" if at_load_of(point).is_burst else point.load.description
+    parts = ["burst" if at_load_of(point).is_burst else point.load.description]
+    if len({each.workload.name for each in points}) > 1:
+        parts.insert(0, point.workload.name)
     if len({each.label for each in points}) == 1:
-        return load
-    return point.label if len({each.load for each in points}) == 1 else f"{point.label}, {load}"
+        return ", ".join(parts)
+    return point.label if len({(each.load, each.workload.name) for each in points}) == 1 else ", ".join([point.label, *parts])

@@ -38,8 +38,11 @@ def write_report(source: Path) -> list[Path]:
 def sections(result: ResultFile, rows: Sequence[RequestRow], drawn: Sequence[Block]) -> list[Section]:
     """Asked, found, drawn, explained, and how to do it again."""
     points = result.points
-    works = dict.fromkeys(f"{point.workload.name}: {point.workload.description} (hash {point.workload.hash})" for point in points)
-    asked = [f"{text}; {points[0].workload.requests} requests; SLO: {points[0].slo.description}." for text in works]
+    works = dict.fromkeys(
+        f"{point.workload.name}: {point.workload.description}, {point.workload.requests} requests (hash {point.workload.hash})"
+        for point in points
+    )
+    asked = [f"{text}; SLO: {points[0].slo.description}." for text in works]
     curves = [curve for curve in curves_of(points) if sum(not point.is_burst for point in curve.points) > 1]
     knees = [f"{curve.name}: {find_knee(curve.points)}." for curve in curves]
     explained = [_explained(result, i, rows) for i in range(len(points))]

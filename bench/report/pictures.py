@@ -42,14 +42,23 @@ def pictures(result: ResultFile, rows: Sequence[RequestRow]) -> Iterator[tuple[s
 
 
 def curves_of(points: Sequence[Point]) -> list[Curve]:
-    """A curve per configuration, in the order they were measured."""
-    labels = list(dict.fromkeys(point.label for point in points))
-    return [Curve(label, tuple(at_load_of(point) for point in points if point.label == label)) for label in labels]
+    """A curve per configuration and workload, in the order measured. A closed loop has no load of its own, and no place on one."""
+    several = len({point.workload.name for point in points}) > 1
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        if point.load.streams is None:
+            groups.setdefault(f"{point.label}, {point.workload.name}" if several else point.label, []).append(point)
+    return [Curve(name, tuple(at_load_of(point) for point in group)) for name, group in groups.items()]
 
 
 def telling(points: Sequence[Point]) -> list[int]:
     """The points worth a look over time: the first configuration's knee, the first load above it, and the burst; else a few."""
-    first = [i for i, point in enumerate(points) if point.label == points[0].label]
+    open_loops = [point for point in points if point.load.streams is None]
+    first = [
+        i
+        for i, point in enumerate(points)
+        if point.load.streams is None and (point.label, point.workload.name) == (open_loops[0].label, open_loops[0].workload.name)
+    ]
     measured = {i: at_load_of(points[i]) for i in first}
     knee = find_knee(measured.values())
     wanted = [i for i, at in measured.items() if at.is_burst or at.offered_per_s in (knee.load_per_s, knee.broken_per_s)]

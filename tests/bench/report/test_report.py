@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bench.analysis.at_load import name_of
 from bench.analysis.number import plain
+from bench.load import Load
 from bench.point import Point
 from bench.result import Result, write
 from bench.timeline import Timeline
-from tests.bench.made_up_results import card, point, result_file, rows_for
+from tests.bench.made_up_results import FACTS, card, point, result_file, rows_for
 
 pytest.importorskip("matplotlib")
 from bench.report import figure
@@ -19,7 +22,7 @@ from bench.report.curves import Curve, Target, draw_curves
 from bench.report.distributions import Distribution, draw_distributions
 from bench.report.document import write_report
 from bench.report.page import Grid, Picture, Section, markdown, render
-from bench.report.pictures import _distribution, curves_of, pictures
+from bench.report.pictures import _distribution, curves_of, pictures, telling
 from bench.report.steps import Bar, Panel, draw_steps
 from bench.report.timelines import draw_timeline
 from bench.sweep.runner import BURST_RATE_PER_S
@@ -50,6 +53,21 @@ def test_curves_mark_the_knee_and_the_target_and_leave_the_burst_out() -> None:
     assert max(x for line in drawn.axes[0].lines for x in line.get_xdata()) == 3.0  # type: ignore[union-attr]
     nothing = draw_curves([Curve("empty", ())])
     assert "no run knows goodput_per_s" in texts(nothing)
+
+
+def test_workloads_have_curves_of_their_own_and_closed_loops_none() -> None:
+    mixed = replace(FACTS, name="mix")
+    closed = replace(point([card(0.5)]), load=Load(streams=4), workload=replace(FACTS, name="a"))
+    measured = [closed, point([card(1.0)]), point([card(2.0)]), point([card(0.4)], facts=mixed)]
+    assert [(curve.name, len(curve.points)) for curve in curves_of(measured)] == [("baseline, chat", 2), ("baseline, mix", 1)]
+    assert [name_of(each, measured) for each in measured] == [
+        "a, closed loop, 4 streams",
+        "chat, 1 req/s",
+        "chat, 2 req/s",
+        "mix, 0.4 req/s",
+    ]
+    assert set(telling(measured)) <= {1, 2}
+    assert len(telling([closed, closed])) == 2, "without an open loop a few are shown"
 
 
 def test_a_timeline_shows_queue_sheds_load_and_memory() -> None:
