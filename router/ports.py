@@ -81,6 +81,7 @@ class PoolStatus:
     queued: int = 0  # requests queued at this router
     kv_usage: float = 0.0  # part of the fleet's KV blocks that is referenced, 0–1
     moves: int = 0  # streams that went on at another replica, since this router started
+    preemptions: int = 0  # of the replicas connected, each since its start
 
 
 class Backend(Protocol):

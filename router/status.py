@@ -36,6 +36,7 @@ def pool_status(board: Switchboard, limits: EngineLimits | None, named: tuple[st
         queued=board.reception.queue.depth,
         kv_usage=1.0 - unused / blocks if blocks else 0.0,
         moves=board.traffic.tally.moves,
+        preemptions=sum(one.view.load.preemptions for one in known),
     )
 
 
