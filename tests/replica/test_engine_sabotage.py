@@ -99,6 +99,7 @@ def test_the_traces_notice(sabotage: Callable[[Patch], None], monkeypatch: Patch
         stateful_step_count=40,
         deadline=None,
         derandomize=True,
+        report_multiple_bugs=False,
         database=None,
         phases=(Phase.generate,),
         print_blob=False,
