@@ -1,10 +1,15 @@
-"""Any history of arrivals, cancels, lost connections, failing steps and forced preemptions, in tiny pools.
+"""Any history of arrivals, cancels, lost connections, failing rows and steps, and forced preemptions, in tiny pools, under every policy.
 
-After each step every invariant is checked from scratch (Driver does). At the end: exactly one outcome each, every text
-equal to the undisturbed one or a prefix of it, nothing held, and whoever follows the KV events knows what is findable.
+After each step every invariant is checked from scratch (Driver does), something has moved, and nobody has been passed or
+has stood back too often. At the end: exactly one outcome each, every text equal to the undisturbed one or a prefix of it,
+nothing held, and whoever follows the KV events knows what is findable.
+
+A quick profile by default; RANTANG_TRACES=long runs tens of thousands of steps.
 """
 
 from __future__ import annotations
+
+import os
 
 from core_harness import Driver, PagedRunner, ids, limits
 from hypothesis import HealthCheck, settings
@@ -12,7 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from replica.contract.messages import Cleared, FinishReason, GenerateRequest, Removed, SamplingParams, Stored
-from replica.step import Step
+from replica.scheduling_policy import SHARED_WAITS_MAX
+from replica.step import Row, Step
+
+LONG = os.environ.get("RANTANG_TRACES") == "long"
+BYPASSES_MAX = 4
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -21,6 +30,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.known: set[bytes] = set()
         self.messages: dict[tuple[int, int], GenerateRequest] = {}
         self.seen_outputs = 0
+        self.passes_forced = 0  # starts out of turn that failing steps and the hook have caused
 
     @initialize(
         block=st.sampled_from((1, 4, 16)),
@@ -29,27 +39,49 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(2, 70),
         policy=st.sampled_from(("fcfs", "priority")),
         caching=st.booleans(),
+        batching=st.sampled_from(("adaptive", "adaptive", "iteration", "static")),
+        chunked=st.sampled_from((True, True, False)),
         slo_ms=st.sampled_from((0.001, 9.0, 200.0)),
         threshold=st.sampled_from((0, 5)),
         poison=st.sampled_from((0, 0, 0, 7)),
     )
     def start(
-        self, block: int, blocks: int, seqs: int, budget: int, policy: str, caching: bool, slo_ms: float, threshold: int, poison: int
+        self,
+        block: int,
+        blocks: int,
+        seqs: int,
+        budget: int,
+        policy: str,
+        caching: bool,
+        batching: str,
+        chunked: bool,
+        slo_ms: float,
+        threshold: int,
+        poison: int,
     ) -> None:
         self.limits = limits(blocks, block=block, seqs=seqs, budget=budget, waiting=12)
         self.poison = poison
         self.runner = PagedRunner(self.limits)
+        if not chunked:
+            self.runner.budget = budget + 150
         self.runner.raise_for = self.raises
+        self.runner.error_for = lambda row: "no token" if self.ill_row(row) else ""
         self.fail_next = False
         self.driver = Driver(
             self.runner,
             scheduling_policy=policy,
             enable_prefix_caching=caching,
+            enable_chunked_prefill=chunked,
+            batching=batching,
             inter_token_slo_ms=slo_ms,
             long_prefill_token_threshold=threshold,
             max_num_partial_prefills=2,
         )
         self.driver.failures_expected = True
+        self.driver.engine.roster.waiting._bypasses_max = BYPASSES_MAX
+
+    def ill_row(self, row: Row) -> bool:
+        return row.draw is not None and row.draw.sampling.seed == 8 and len(row.draw.output_ids) == 6
 
     def raises(self, step: Step) -> str:
         if self.fail_next:
@@ -130,6 +162,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def failing_step(self) -> None:
+        self.passes_forced += len(self.driver.engine.roster.running)
         self.fail_next = True
         self.driver.step()
         self.fail_next = False
@@ -142,6 +175,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.driver.take(engine.flush())
             return
         self.fail_next = fails
+        self.passes_forced += fails * len(step.rows)
         engine.cancel(owner, attempt)
         try:
             self.driver.take(engine.settle(step, self.runner.execute(step)))
@@ -154,6 +188,17 @@ class EngineMachine(RuleBasedStateMachine):
         running = self.driver.engine.roster.running
         if running:
             self.driver.engine.roster.preempt(running[which % len(running)])
+            self.passes_forced += 1
+
+    @invariant()
+    def waiting_is_bounded(self) -> None:
+        """Who is passed, is so by the bound, and by those that a failing step or the hook has put out of turn."""
+        if not hasattr(self, "driver"):
+            return
+        allowed = BYPASSES_MAX + self.limits.max_num_seqs + self.passes_forced + (1_000_000 if self.poison else 0)
+        for request in self.driver.engine.ledger.requests():
+            assert request.history.bypasses <= allowed
+            assert request.history.shared_waits <= SHARED_WAITS_MAX
 
     @invariant()
     def books_and_events_agree(self) -> None:
@@ -208,4 +253,9 @@ def undisturbed(family: int, length: int, seed: int, count: int) -> list[int]:
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+TestEngine.settings = settings(
+    max_examples=600 if LONG else 40,
+    stateful_step_count=120 if LONG else 40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
