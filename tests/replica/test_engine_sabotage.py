@@ -9,14 +9,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from test_engine_stateful import EngineMachine
 
-from replica import departures, making_room, settling
+from replica import departures, making_room
 from replica.departures import Departures
 from replica.kv_manager import KvManager
 from replica.plan import Plan
-from replica.request import Request, State
+from replica.request import Request
 from replica.roster import Roster
 from replica.scheduler import Scheduler
-from replica.waiting_queue import WaitingQueue
 
 Patch = pytest.MonkeyPatch
 
@@ -56,16 +55,6 @@ def a_preempted_request_loses_a_token(patch: Patch) -> None:
     patch.setattr(Roster, "preempt", lossy)
 
 
-def a_cancel_takes_effect_while_the_step_runs(patch: Patch) -> None:
-    cancel = Departures.cancel
-    patch.setattr(Departures, "cancel", lambda self, request, *, defer: cancel(self, request, defer=False))
-    patch.setattr(settling, "State", _Anything)  # and its row counts all the same
-
-
-class _Anything:
-    RUNNING = State.FINISHED
-
-
 def an_end_is_told_twice(patch: Patch) -> None:
     end = Departures.end
 
@@ -79,11 +68,6 @@ def an_end_is_told_twice(patch: Patch) -> None:
 def nobody_makes_room(patch: Patch) -> None:
     """Who has no page for its next token stands still for ever."""
     patch.setattr(making_room, "_needs_page", lambda roster, request: False)
-
-
-def everybody_is_passed_for_ever(patch: Patch) -> None:
-    patch.setattr(WaitingQueue, "is_aged", lambda queue, request: False)
-    patch.setattr(WaitingQueue, "first", lambda queue, count: [request for _, request in queue._line][::-1][:count])
 
 
 def nothing_is_planned_now_and_then(patch: Patch) -> None:
@@ -102,10 +86,8 @@ def nothing_is_planned_now_and_then(patch: Patch) -> None:
         a_block_is_leaked,
         a_block_is_published_before_it_is_written,
         a_preempted_request_loses_a_token,
-        a_cancel_takes_effect_while_the_step_runs,
         an_end_is_told_twice,
         nobody_makes_room,
-        everybody_is_passed_for_ever,
         nothing_is_planned_now_and_then,
     ],
     ids=lambda sabotage: sabotage.__name__,
@@ -113,10 +95,11 @@ def nothing_is_planned_now_and_then(patch: Patch) -> None:
 def test_the_traces_notice(sabotage: Callable[[Patch], None], monkeypatch: Patch) -> None:
     sabotage(monkeypatch)
     quick = settings(
-        max_examples=300,
+        max_examples=100,
         stateful_step_count=40,
         deadline=None,
         derandomize=True,
+        report_multiple_bugs=False,
         database=None,
         phases=(Phase.generate,),
         print_blob=False,

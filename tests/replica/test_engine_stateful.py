@@ -10,6 +10,7 @@ A quick profile by default; RANTANG_TRACES=long runs tens of thousands of steps.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from core_harness import Driver, PagedRunner, ids, limits
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,39 @@ LONG = os.environ.get("RANTANG_TRACES") == "long"
 BYPASSES_MAX = 4
 
 
+@dataclass(frozen=True)
+class Wish:
+    """A request to be: whose, and of what kind."""
+
+    owner: int
+    attempt: int
+    family: int  # requests of a family share what their lengths allow
+    length: int
+    max_tokens: int
+    seed: int
+    priority: int
+    emitted: int
+    deadline_s: float | None
+    scores: int | None
+    ignore_eos: bool
+
+
+WISHES = st.builds(
+    Wish,
+    owner=st.integers(0, 1),
+    attempt=st.integers(0, 9),
+    family=st.integers(0, 2),
+    length=st.integers(1, 90),
+    max_tokens=st.integers(0, 40),
+    seed=st.integers(0, 9),
+    priority=st.integers(-1, 1),
+    emitted=st.sampled_from((0, 0, 0, 5)),
+    deadline_s=st.sampled_from((None, None, None, None, 0.02, 0.5)),
+    scores=st.sampled_from((None, None, None, None, 1)),
+    ignore_eos=st.booleans(),
+)
+
+
 class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +68,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(
         block=st.sampled_from((1, 4, 16)),
-        blocks=st.integers(6, 40),
+        room=st.integers(80, 320),
         seqs=st.integers(1, 6),
         budget=st.integers(2, 70),
         policy=st.sampled_from(("fcfs", "priority")),
@@ -44,11 +78,12 @@ class EngineMachine(RuleBasedStateMachine):
         slo_ms=st.sampled_from((0.001, 9.0, 200.0)),
         threshold=st.sampled_from((0, 5)),
         poison=st.sampled_from((0, 0, 0, 7)),
+        sanguine=st.booleans(),
     )
     def start(
         self,
         block: int,
-        blocks: int,
+        room: int,
         seqs: int,
         budget: int,
         policy: str,
@@ -58,8 +93,9 @@ class EngineMachine(RuleBasedStateMachine):
         slo_ms: float,
         threshold: int,
         poison: int,
+        sanguine: bool,
     ) -> None:
-        self.limits = limits(blocks, block=block, seqs=seqs, budget=budget, waiting=12)
+        self.limits = limits(room // block, block=block, seqs=seqs, budget=budget, waiting=12)
         self.poison = poison
         self.runner = PagedRunner(self.limits)
         if not chunked:
@@ -79,6 +115,8 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.driver.failures_expected = True
         self.driver.engine.roster.waiting._bypasses_max = BYPASSES_MAX
+        for _ in range(100 * sanguine):  # expects that everybody ends at once: starts more than the pool will hold
+            self.driver.engine.roster.growth.learn(1)
 
     def ill_row(self, row: Row) -> bool:
         return row.draw is not None and row.draw.sampling.seed == 8 and len(row.draw.output_ids) == 6
@@ -91,44 +129,24 @@ class EngineMachine(RuleBasedStateMachine):
             return "poison"
         return ""
 
-    @rule(
-        owner=st.integers(0, 1),
-        attempt=st.integers(0, 9),
-        family=st.integers(0, 2),
-        length=st.integers(1, 90),
-        max_tokens=st.integers(0, 40),
-        seed=st.integers(0, 9),
-        priority=st.integers(-1, 1),
-        emitted=st.integers(0, 5),
-        deadline=st.sampled_from((None, None, 0.02, 0.5)),
-        scores=st.sampled_from((None, None, None, 1)),
-        ignore_eos=st.booleans(),
-    )
-    def add(
-        self,
-        owner: int,
-        attempt: int,
-        family: int,
-        length: int,
-        max_tokens: int,
-        seed: int,
-        priority: int,
-        emitted: int,
-        deadline: float | None,
-        scores: int | None,
-        ignore_eos: bool,
-    ) -> None:
+    @rule(wishes=st.lists(WISHES, min_size=1, max_size=5))
+    def add(self, wishes: list[Wish]) -> None:
+        for wish in wishes:
+            self.submit(wish)
+
+    def submit(self, wish: Wish) -> None:
+        owner, attempt, length = wish.owner, wish.attempt, wish.length
         engine = self.driver.engine
         message = GenerateRequest(
             attempt=attempt,
             request_id="x",
             choice=0,
-            prompt_ids=tuple(ids(family, length)),
+            prompt_ids=tuple(ids(wish.family, length)),
             block_keys=(),
-            sampling=SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos, prompt_logprobs=scores),
-            emitted_ids=tuple(undisturbed(family, length, seed, emitted)) if max_tokens > emitted else (),
-            priority=priority,
-            deadline_s=deadline,
+            sampling=SamplingParams(seed=wish.seed, max_tokens=wish.max_tokens, ignore_eos=wish.ignore_eos, prompt_logprobs=wish.scores),
+            emitted_ids=tuple(undisturbed(wish.family, length, wish.seed, wish.emitted)) if wish.max_tokens > wish.emitted else (),
+            priority=wish.priority,
+            deadline_s=wish.deadline_s,
         )
         is_open = engine.ledger.find(owner, attempt) is not None
         waiting = len(engine.roster.waiting)
@@ -254,8 +272,8 @@ def undisturbed(family: int, length: int, seed: int, count: int) -> list[int]:
 
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(
-    max_examples=600 if LONG else 40,
-    stateful_step_count=120 if LONG else 40,
+    max_examples=300 if LONG else 40,
+    stateful_step_count=100 if LONG else 40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
