@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from router.policy.policies import PolicyName
 
 
 class RouterConfig(BaseModel):
@@ -12,7 +12,7 @@ class RouterConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    policy: Literal["least_ttft", "least_requests", "round_robin"] = Field(
+    policy: PolicyName = Field(
         "least_ttft", description="Choice of the replica; all but the first are baselines for comparison."
     )
     queue_time_slo_s: float = Field(10.0, gt=0, description="Arrival until the first step that schedules the request; beyond it, shed.")

@@ -9,9 +9,10 @@ from router.config import RouterConfig
 from router.policy.admission import Admission, Admit, Promise, Shed
 from router.policy.fleet import Fleet, Known
 from router.policy.forecast import fits
+from router.policy.policies import policy_named
 from router.policy.queue import Waiting, WaitQueue
 from router.policy.request_view import RequestView
-from router.policy.scoring import Choice, policy_named
+from router.policy.scoring import Choice
 from router.ports import Batch
 
 NO_REPLICA_RETRY_S = 2.0

@@ -205,6 +205,7 @@ class Fleet:
             candidate = Candidate(
                 incarnation=view.incarnation,
                 forecast=expected,
+                view=view,
                 scale=known.calibrations.ttft(expected.new_tokens).scale(now),
                 keeps_tpot=slo_s is None or expected.tpot_s <= slo_s,
                 is_stale=view.is_stale(now),
