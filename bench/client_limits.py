@@ -19,10 +19,12 @@ from bench import result
 from bench.arrivals import evenly
 from bench.connection import Target
 from bench.load_client import LoadClient, open_loop
+from bench.prompt_style import PromptStyle
+from bench.quantiles import quantile
 from bench.record import RequestRecord
 from bench.result import ROOT, Result, WorkResult
-from bench.summary import quantile, summarize
-from bench.workload import PromptStyle, Work, calls_of
+from bench.summary import summarize
+from bench.works import Work, calls_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from rich.table import Table
 from bench import result, stack
 from bench.connection import Target
 from bench.load_client import LoadClient, closed_loop
+from bench.prompt_style import PromptStyle
 from bench.result import Metric, Result, WorkResult
 from bench.summary import summarize
-from bench.workload import WORKS, PromptStyle, Work, calls_of
+from bench.works import WORKS, Work, calls_of
 
 B_OUTPUT_TOKENS_PER_S_MIN = 156.0
 

@@ -26,6 +26,8 @@ class Call:
     expect: Expectation = field(default_factory=Expectation)
     cancel_after_s: float | None = None  # hang up this long after the request was due
     headers: tuple[tuple[str, str], ...] = ()
+    group: str = ""
+    new_connection: bool = False
 
 
 class LoadClient:
@@ -53,7 +55,7 @@ class LoadClient:
 
     async def send(self, call: Call, scheduled_s: float | None = None) -> RequestRecord:
         """The record of one request. Never raises for what a server does, never outlives the time limit."""
-        record = RequestRecord(time.perf_counter() if scheduled_s is None else scheduled_s)
+        record = RequestRecord(time.perf_counter() if scheduled_s is None else scheduled_s, group=call.group)
         self._serial += 1
         serial = self._serial
         self._live[serial] = record
@@ -66,7 +68,7 @@ class LoadClient:
 
     async def _send(self, call: Call, record: RequestRecord) -> None:
         request = self._request_bytes(call)
-        fresh = not self._reuse
+        fresh = call.new_connection or not self._reuse
         for _ in range(2):
             try:
                 connection = await self._pool.take(fresh=fresh)
@@ -153,6 +155,15 @@ async def open_loop(
     return [task.result() for task in tasks]
 
 
-def json_call(path: str, body: object, expect: Expectation | None = None, *, cancel_after_s: float | None = None) -> Call:
+def json_call(
+    path: str,
+    body: object,
+    expect: Expectation | None = None,
+    *,
+    cancel_after_s: float | None = None,
+    group: str = "",
+    new_connection: bool = False,
+) -> Call:
     """A call with a body given as plain data."""
-    return Call(path, msgspec.json.encode(body), expect or Expectation(), cancel_after_s)
+    encoded = msgspec.json.encode(body)
+    return Call(path, encoded, expect or Expectation(), cancel_after_s, group=group, new_connection=new_connection)

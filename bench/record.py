@@ -65,6 +65,8 @@ class RequestRecord:
     counts: Counts = field(default_factory=Counts)
     refusal: Refusal = field(default_factory=Refusal)
     answer: Answer = field(default_factory=Answer)
+    group: str = ""
+    retries: int = 0  # times it was sent again after a refusal
 
     @property
     def ttft_s(self) -> float | None:
@@ -75,6 +77,12 @@ class RequestRecord:
     def e2e_s(self) -> float | None:
         """Scheduled start to the end of the answer."""
         return self.end_s - self.scheduled_s if self.end_s is not None else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(last − first token) / (tokens − 1); None below two tokens."""
+        tokens_after_first = sum(self.chunk_tokens[1:])
+        return (self.chunk_times_s[-1] - self.chunk_times_s[0]) / tokens_after_first if tokens_after_first else None
 
     @property
     def answer_s(self) -> float | None:

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from bench import closed_loop, processes, result
 from bench.arrivals import evenly, poisson
 from bench.client_limits import lateness_s
+from bench.prompt_style import PromptStyle
+from bench.quantiles import quantile
 from bench.record import Counts, Outcome, RequestRecord
 from bench.result import Result, WorkResult
-from bench.summary import quantile, summarize
-from bench.workload import WORKS, PromptStyle, Work, calls_of
+from bench.summary import summarize
+from bench.works import WORKS, Work, calls_of
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0.01, 1.0))

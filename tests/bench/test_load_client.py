@@ -12,9 +12,11 @@ from bench.answer import Expectation
 from bench.arrivals import evenly
 from bench.load_client import Call, closed_loop, json_call, open_loop
 from bench.mock_openai import Fault, Pace
+from bench.prompt_style import PromptStyle, completion
+from bench.quantiles import quantile
 from bench.record import Outcome
-from bench.summary import quantile, summarize
-from bench.workload import PromptStyle, Work, calls_of, completion
+from bench.summary import summarize
+from bench.works import Work, calls_of
 from tests.bench.mock_pair import StartPair
 
 STYLE = PromptStyle("mock")
