@@ -28,7 +28,7 @@ class Profile:
     max_num_seqs: int = 128
     block_size: int = 512
     cache_blocks: int = 8000
-    pool_blocks: int = 32_768
+    pool_blocks: int = 8000
     max_model_len: int = 1_000_000
     step_slo_s: float | None = None
 

@@ -243,8 +243,8 @@ class CostReplica:
         return size
 
     def _touch(self, keys: tuple[bytes, ...]) -> None:
-        """A chain's head is the last to be evicted."""
-        for key in reversed(keys):
+        """Least recently used, plainly: a chain's blocks in their order."""
+        for key in keys:
             if key in self._cache:
                 self._cache.move_to_end(key)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.quantiles import quantile
 from bench.simulator.journey import COVERED, Journey
 from bench.simulator.world import World
 
@@ -32,16 +33,6 @@ class Slo:
 
 
 _GOOD = Slo()
-
-
-def quantile(values: Sequence[float], q: float) -> float | None:
-    """Of sorted values, linear between order statistics; None of nothing."""
-    if not values:
-        return None
-    place = q * (len(values) - 1)
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (place - low) * (values[high] - values[low])
 
 
 def score(world: World, slo: Slo) -> dict[str, Any]:

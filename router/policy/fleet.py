@@ -53,6 +53,7 @@ class Fleet:
         self._popularity = Popularity()
         self._stall_min_s = stall_min_s
         self._known: dict[str, Known] = {}
+        self._routable: list[Known] | None = None  # None: to be found again, somebody's state has changed
         self._random = Random(seed)
         self._watch = Watch(now)
         self._orders = 0
@@ -80,6 +81,7 @@ class Fleet:
             ReplicaView(incarnation, welcome, now), Health(welcome.load, self._stall_min_s, now), Calibrations(), self._orders
         )
         self.index.add(incarnation)
+        self._routable = None
         return incarnation
 
     def lose(self, replica_id: str) -> Incarnation | None:
@@ -88,6 +90,7 @@ class Fleet:
         if known is None:
             return None
         self.index.remove(known.view.incarnation)
+        self._routable = None
         return known.view.incarnation
 
     def leave(self, replica_id: str, leaving: bool, now: float) -> None:
@@ -96,6 +99,12 @@ class Fleet:
         if known is not None:
             known.view.leaving = leaving
             known.view.drain(now)
+            self._routable = None
+
+    def drain(self, known: Known, now: float) -> None:
+        """It has just bounced work because it is draining."""
+        known.view.drain(now, bounced=True)
+        self._routable = None
 
     def get(self, incarnation: Incarnation) -> Known | None:
         known = self._known.get(incarnation.replica_id)
@@ -103,9 +112,12 @@ class Fleet:
 
     def pool(self) -> ReplicaView | None:
         """The latest member of the pool: those that stay before those that leave."""
-        views = [known.view for known in self._known.values()]
-        staying = [view for view in views if view.draining_since_s is None]
-        return next(reversed(staying or views), None)
+        latest: ReplicaView | None = None
+        for known in reversed(self._known.values()):  # most often the first of them stays
+            if known.view.draining_since_s is None:
+                return known.view
+            latest = latest or known.view
+        return latest
 
     def all(self) -> tuple[Known, ...]:
         return tuple(self._known.values())
@@ -117,9 +129,12 @@ class Fleet:
         known = self.get(incarnation)
         if known is None or frame.epoch != incarnation.epoch:
             return None
+        was_routable = known.is_routable
         known.view.report(frame.load, frame.accepted, now)
         returned = known.health.frame(frame.load, known.view.own > 0, now)
         known.health.expect(outlook(known.view, self.output_length.mean, now).step_s)
+        if known.is_routable is not was_routable:
+            self._routable = None
         return FrameNews(self.index.frame(incarnation, frame), returned)
 
     def check(self, now: float) -> tuple[Incarnation, ...]:
@@ -128,7 +143,10 @@ class Fleet:
         if pause_s > 0:
             for known in self._known.values():
                 known.health.excuse(pause_s)
-        return tuple(known.view.incarnation for known in self._known.values() if known.health.check(now))
+        stalled = tuple(known.view.incarnation for known in self._known.values() if known.health.check(now))
+        if stalled:
+            self._routable = None
+        return stalled
 
     # --- own work ----------------------------------------------------------------------------------------------------
 
@@ -180,11 +198,16 @@ class Fleet:
 
     # --- the question ------------------------------------------------------------------------------------------------
 
-    def routable(self) -> list[Known]:
+    def routable(self) -> Sequence[Known]:
+        """Kept until somebody's state changes: asking costs nothing, however many there are. Not to be changed by the caller."""
+        if self._routable is None:
+            pool = self.pool()
+            self._routable = [known for known in self._known.values() if pool is not None and _is_of(pool, known)]
+        return self._routable
+
+    def is_routable(self, known: Known) -> bool:
         pool = self.pool()
-        if pool is None:
-            return []
-        return [known for known in self._known.values() if known.is_routable and known.view.fingerprint == pool.fingerprint]
+        return pool is not None and _is_of(pool, known)
 
     def outlays(self, request: RequestView, candidates: Sequence[Known], now: float, *, sample: bool = True) -> list[Outlay]:
         """What to expect from each candidate that could ever run it; of many, from the likely ones and a sample."""
@@ -218,6 +241,10 @@ class Fleet:
         """Predicted seconds until they have drained what they hold, the mean of the routable ones."""
         drains = [outlook(one.view, self.output_length.mean, now).drain_s for one in self.routable()]
         return sum(drains) / len(drains) if drains else 0.0
+
+
+def _is_of(pool: ReplicaView, known: Known) -> bool:
+    return known.is_routable and known.view.fingerprint == pool.fingerprint
 
 
 def _likely(candidates: Sequence[Known], depths: dict[Incarnation, int], random: Random) -> list[Known]:
