@@ -81,9 +81,7 @@ def simulate(
     _tell(setup, arrivals, Slo(slo_ttft_s, slo_ttft_per_token_s, slo_tpot_s), against=against, as_json=as_json, plot_to=plot_to)
 
 
-def _tell(
-    setup: Setup, arrivals: tuple[TraceRequest, ...], slo: Slo, *, against: bool, as_json: bool, plot_to: Path | None
-) -> None:
+def _tell(setup: Setup, arrivals: tuple[TraceRequest, ...], slo: Slo, *, against: bool, as_json: bool, plot_to: Path | None) -> None:
     if not against:
         figures = setup.run(arrivals, slo)
         typer.echo(json.dumps({"policy": setup.router.policy} | figures) if as_json else _lines(figures))

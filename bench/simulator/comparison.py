@@ -22,7 +22,7 @@ def compare(setup: Setup, requests: Sequence[TraceRequest], slo: Slo, policies: 
 
 def table(rows: Rows) -> str:
     """One line per policy, the best goodput first."""
-    lines = [f"{'policy':20} {'hit %':>6} {'TTFT p50':>9} {'p95 s':>7} {'TPOT p95 ms':>12} {'good %':>7} {'goodput %':>10} {'load max/mean':>14}"]
+    lines = ["policy                hit %  TTFT p50   p95 s  TPOT p95 ms  good %  goodput %  load max/mean"]
     for name, row in sorted(rows.items(), key=lambda item: -item[1]["goodput_fraction"]):
         lines.append(
             f"{name:20} {100 * row['hit_rate']:6.1f} {_number(row['ttft_p50_s']):>9} {_number(row['ttft_p95_s']):>7}"

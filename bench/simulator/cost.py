@@ -19,11 +19,14 @@ class ProfileError(ValueError):
     """A profile that cannot be used; says why."""
 
 
+GPU_8B = StepTimeCoefficients(a=0.008, b=1 / 20_000, c=20e-6, d=0.04e-6)  # the class of model that the tables are about
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """One kind of replica. Seconds and tokens. `pool_blocks` bounds running KV where that is modelled; the default never does."""
 
-    step_time: StepTimeCoefficients = StepTimeCoefficients(a=0.008, b=1 / 20_000, c=20e-6, d=0.04e-6)
+    step_time: StepTimeCoefficients = GPU_8B
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 128
     block_size: int = 512

@@ -37,7 +37,9 @@ _SMALL = Profile(
     max_model_len=1_024,
     step_slo_s=0.1,
 )
-_ROUTER = RouterConfig(queue_time_slo_s=10.0, queue_depth_max=24, queue_tokens_max=8_000, prefix_index_bytes_max=32_768, drain_timeout_s=1.0)
+_ROUTER = RouterConfig(
+    queue_time_slo_s=10.0, queue_depth_max=24, queue_tokens_max=8_000, prefix_index_bytes_max=32_768, drain_timeout_s=1.0
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,11 @@ def _request(random: Random, root: bytes) -> TraceRequest:
 
 def _fault(random: Random) -> Fault:
     kind = random.choice(tuple(FaultKind))
-    amounts = {FaultKind.SLOW: random.choice((3.0, 20.0)), FaultKind.LATE: random.random(), FaultKind.JUMP: random.choice((0.4, 5.0, 3600.0))}
+    amounts = {
+        FaultKind.SLOW: random.choice((3.0, 20.0)),
+        FaultKind.LATE: random.random(),
+        FaultKind.JUMP: random.choice((0.4, 5.0, 3600.0)),
+    }
     return Fault(
         at_s=random.random() * SECONDS,
         kind=kind,

@@ -155,6 +155,6 @@ class Station:
                     bounces=tuple(bounce for to, bounce in turn.bounces if alone or to == owner),
                     events=turn.events,
                     batches=batches,
+                    routers=len(self.links),
                 ),
             )
-

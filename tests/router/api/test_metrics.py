@@ -38,6 +38,8 @@ NAMES = {
     "rantang:requests_shed",
     "rantang:replicas",
     "rantang:ready",
+    "rantang:queue_time_seconds",
+    "rantang:slo",
 }
 
 
