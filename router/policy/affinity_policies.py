@@ -1,8 +1,4 @@
-"""Baselines that go where the prefix is: longest match, and the public rules of SGLang's and Ray Serve LLM's routers.
-
-Both of the latter place what matches nowhere at the replica whose tree of prefixes, as far as this router filled it, is the
-smallest. `Inserted` is the size of those trees: every dispatch adds what it did not find.
-"""
+"""Baselines that go where the prefix is: longest match, and the public rules of SGLang's and Ray Serve LLM's routers."""
 
 from __future__ import annotations
 
@@ -15,22 +11,6 @@ from router.policy.request_view import RequestView
 from router.policy.scoring import Candidate, Choice, least_of
 
 _REMEMBERED = 4096  # incarnations
-
-
-class Inserted:
-    """Tokens that this router has added to each replica's tree."""
-
-    def __init__(self) -> None:
-        self._tokens: OrderedDict[Incarnation, int] = OrderedDict()
-
-    def __getitem__(self, one: Candidate) -> int:
-        return self._tokens.get(one.incarnation, 0)
-
-    def add(self, choice: Choice) -> Choice:
-        self._tokens[choice.incarnation] = self._tokens.pop(choice.incarnation, 0) + choice.forecast.new_tokens
-        if len(self._tokens) > _REMEMBERED:
-            self._tokens.popitem(last=False)
-        return choice
 
 
 class LongestPrefix:
@@ -47,7 +27,7 @@ class LongestPrefix:
 
 class SglangCacheAware:
     """Where the loads are out of balance (difference above 64 and ratio above 1.5) the fewest requests; else the longest match if it
-    is above 0.3 of the prompt, else the smallest tree."""
+    is above 0.3 of the prompt, else the fewest requests again."""
 
     MATCH_MIN = 0.3
     DIFFERENCE_MAX = 64
@@ -55,18 +35,32 @@ class SglangCacheAware:
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
-        self._inserted = Inserted()
 
     def choose(self, request: RequestView, candidates: Sequence[Candidate], now: float) -> Choice:
         loads = [one.forecast.batch - request.choices for one in candidates]
         least, most = min(loads), max(loads)
         if most - least > self.DIFFERENCE_MAX and most > self.RATIO_MAX * least:
-            return self._inserted.add(least_of(candidates, loads, self._random, "imbalance"))
+            return least_of(candidates, loads, self._random, "imbalance")
         longest = max(one.forecast.cached_tokens for one in candidates)
         if longest > self.MATCH_MIN * request.prompt_tokens:
-            missing = [-one.forecast.cached_tokens for one in candidates]
-            return self._inserted.add(least_of(candidates, missing, self._random, "match"))
-        return self._inserted.add(least_of(candidates, [self._inserted[one] for one in candidates], self._random, "smallest_tree"))
+            return least_of(candidates, [-one.forecast.cached_tokens for one in candidates], self._random, "match")
+        return least_of(candidates, loads, self._random, "least_requests")
+
+
+class Inserted:
+    """Tokens that this router has added to each replica's tree of prefixes: every dispatch adds what it did not find."""
+
+    def __init__(self) -> None:
+        self._tokens: OrderedDict[Incarnation, int] = OrderedDict()
+
+    def __getitem__(self, one: Candidate) -> int:
+        return self._tokens.get(one.incarnation, 0)
+
+    def add(self, choice: Choice) -> Choice:
+        self._tokens[choice.incarnation] = self._tokens.pop(choice.incarnation, 0) + choice.forecast.new_tokens
+        if len(self._tokens) > _REMEMBERED:
+            self._tokens.popitem(last=False)
+        return choice
 
 
 class RayPrefix:

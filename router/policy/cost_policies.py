@@ -31,7 +31,7 @@ class LlmdWeights:
 
 
 class DynamoCost:
-    """Blocks to prefill there (queued ones and this request's) + blocks its requests hold with this one; the least (temperature 0)."""
+    """Blocks of this request to prefill there + blocks that all requests there occupy with it; the least (temperature 0)."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
@@ -40,7 +40,7 @@ class DynamoCost:
         costs = []
         for one in candidates:
             held = one.view.load.context_tokens + one.queued_tokens + request.prompt_tokens
-            costs.append((one.queued_tokens + one.forecast.new_tokens + held) / one.view.limits.block_size)
+            costs.append((one.forecast.new_tokens + held) / one.view.limits.block_size)
         return least_of(candidates, costs, self._random, "cost")
 
 

@@ -72,10 +72,10 @@ def test_sglang_follows_a_match_above_three_tenths_unless_the_loads_are_far_apar
 
 
 def test_without_a_match_the_smallest_tree_gets_it() -> None:
-    for policy in ("sglang_cache_aware", "ray_prefix"):
-        fleet = [candidate("r0", cached=90), candidate("r1", cached=0)]
-        drawn = picks(policy, *fleet, times=20)  # r0 gains 910 a time, r1 1,000
-        assert 9 <= drawn.count("r0") <= 11, policy
+    fleet = [candidate("r0", cached=90), candidate("r1", cached=0)]
+    drawn = picks("ray_prefix", *fleet, times=20)  # r0 gains 910 a time, r1 1,000
+    assert 9 <= drawn.count("r0") <= 11
+    assert picks("sglang_cache_aware", *fleet, candidate("r2", requests=1), times=20).count("r2") == 0, "there: the fewest requests"
 
 
 def test_ray_follows_a_match_of_a_tenth_whatever_the_loads() -> None:
@@ -110,5 +110,5 @@ def test_lmetric_multiplies_tokens_and_requests() -> None:
 def test_what_was_sent_and_is_not_reported_yet_counts() -> None:
     pending = view("r0")
     pending.lease(Lease(1, new_tokens=600, context_tokens=600, blocks=38, dispatched_s=0.0))
-    for policy in ("lmetric", "dynamo_cost"):
+    for policy in ("lmetric", "dynamo_cost"):  # 600 tokens more than the prefix saves
         assert picks(policy, candidate("r0", cached=500, seen=pending), candidate("r1")) == ["r1"], policy
