@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from bench.simulator.comparison import compare, plot, table
 from bench.simulator.cost import Profile, ProfileError, read_profile
-from bench.simulator.score import Slo
 from bench.simulator.setup import Setup
+from bench.simulator.slo import Slo
 from bench.simulator.trace import TraceError, TraceRequest, read_trace
 from bench.simulator.world import Layout
 from router.config import RouterConfig

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.simulator.score import Slo
 from bench.simulator.setup import Setup
+from bench.simulator.slo import Slo
 from bench.simulator.trace import TraceRequest
 from router.policy.policies import POLICIES
 

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 
 from bench.result import Metric, Result, write
-from bench.simulator.score import Slo, score
+from bench.simulator.score import score
 from bench.simulator.setup import Setup
+from bench.simulator.slo import Slo
 from bench.simulator.trace import synthetic
 from bench.simulator.world import Layout
 

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bench.quantiles import quantile
 from bench.simulator.journey import COVERED, Journey
+from bench.simulator.slo import Slo
 from bench.simulator.world import World
 
-GOOD_TTFT_S = 4.0
-GOOD_TPOT_S = 0.1
 LENGTHS = (128, 512, 2048)  # upper ends of the buckets of tokens to prefill
 _DIGITS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Time to first token: base + per prompt token; time per output token."""
-
-    ttft_s: float = GOOD_TTFT_S
-    ttft_per_token_s: float = 0.0
-    tpot_s: float = GOOD_TPOT_S
-
-    def is_met(self, journey: Journey) -> bool:
-        ttft_s, tpot_s = journey.ttft_s, journey.tpot_s
-        if ttft_s is None or not journey.is_complete:
-            return False
-        return ttft_s <= self.ttft_s + self.ttft_per_token_s * journey.request.prompt_tokens and (tpot_s or 0.0) <= self.tpot_s
 
 
 _GOOD = Slo()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from bench.simulator.cost import Profile, scaled
 from bench.simulator.cost_replica import CostReplica
 from bench.simulator.engine_replica import EngineReplica
 from bench.simulator.fault import Fault
-from bench.simulator.score import Slo, score
+from bench.simulator.score import score
 from bench.simulator.simulated_replica import SimulatedReplica
+from bench.simulator.slo import Slo
 from bench.simulator.trace import TraceRequest
 from bench.simulator.world import Layout, World
 from router.config import RouterConfig
@@ -21,7 +22,9 @@ _UNBOUNDED = {"queue_time_slo_s": 1e6, "queue_depth_max": 1_000_000, "queue_toke
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`admission` off: everybody is admitted at once. `told`: factor on the coefficients that replicas report, against the true ones.
+    """`admission` off: everybody is admitted at once; on: clients ask for the SLO that they are judged by.
+
+    `told`: factor on the coefficients that replicas report, against the true ones.
 
     `kv`: "free" is the cost model (running KV free, a prefix cache of `profile.cache_blocks`); "production" is the real engine
     with a pool of that many blocks.
@@ -41,7 +44,8 @@ class Setup:
         return World(config, self.layout, self._replica)
 
     def run(self, requests: Sequence[TraceRequest], slo: Slo, faults: Sequence[Fault] = ()) -> dict[str, Any]:
-        world = self.world()
+        asking = replace(self, layout=replace(self.layout, asks=slo)) if self.admission else self
+        world = asking.world()
         world.run(requests, faults)
         return score(world, slo)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from bench.simulator.agenda import Agenda
 from bench.simulator.journey import COVERED, Journey, Promise
 from bench.simulator.link import SimulatedLink
+from bench.simulator.slo import Slo
 from bench.simulator.station import Station
 from replica.contract.messages import Frame, GenerateRequest, SamplingParams, Snapshot
 from router.config import RouterConfig
@@ -65,7 +66,7 @@ class Site:
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
-    def arrive(self, journey: Journey, slo_s: float | None = None) -> None:
+    def arrive(self, journey: Journey, asks: Slo | None = None) -> None:
         one = journey.request
         request = GenerateRequest(
             attempt=0,
@@ -76,7 +77,9 @@ class Site:
             sampling=SamplingParams(seed=journey.number, max_tokens=one.output_tokens, ignore_eos=True),
         )
         now = self.clock()
-        batch_id, effects = self.board.arrive(Batch(request.request_id, (request,), now, slo_s), now)
+        within_s = None if asks is None else asks.ttft_within_s(one.prompt_tokens)
+        batch = Batch(request.request_id, (request,), now, within_s, within_s, None if asks is None else asks.tpot_s)
+        batch_id, effects = self.board.arrive(batch, now)
         self.journeys[batch_id] = journey
         self.queue_depth_max = max(self.queue_depth_max, self.board.reception.queue.depth)
         self._carry_out(effects)

@@ -12,6 +12,7 @@ from bench.simulator.journey import Journey
 from bench.simulator.link import SimulatedLink
 from bench.simulator.simulated_replica import SimulatedReplica
 from bench.simulator.site import Site
+from bench.simulator.slo import Slo
 from bench.simulator.station import Station
 from bench.simulator.trace import TraceRequest
 from replica.contract.messages import Frame
@@ -29,6 +30,7 @@ class Layout:
     delay_s: float = 0.001  # of the link, each way
     seed: int = 0
     keeps_tokens: bool = False
+    asks: Slo | None = None  # what clients ask for in their headers
 
 
 class World:
@@ -78,7 +80,7 @@ class World:
     def _arrive(self, number: int) -> None:
         journey = self.journeys[number]
         self._expect(number + 1)
-        self.sites[journey.router].arrive(journey)
+        self.sites[journey.router].arrive(journey, self._layout.asks)
 
     def _has_ended(self, journey: Journey) -> None:
         self.ended += 1

@@ -12,8 +12,9 @@ from bench.simulator.command import app
 from bench.simulator.cost import GPU_8B, Profile, ProfileError, read_profile
 from bench.simulator.cost_replica import CostReplica
 from bench.simulator.journey import Journey, Promise
-from bench.simulator.score import Slo, coverage
+from bench.simulator.score import coverage
 from bench.simulator.setup import Setup
+from bench.simulator.slo import Slo
 from bench.simulator.trace import TraceError, TraceRequest, read_trace, synthetic
 from bench.simulator.world import Layout
 from replica.contract.messages import FinishReason, GenerateRequest, SamplingParams
@@ -169,8 +170,7 @@ def test_admission_refuses_the_hopeless_and_keeps_its_promises() -> None:
     requests = synthetic(400, prompt_tokens=2_000, output_tokens=100, rate_per_s=20.0, seed=1)
     open_setup = Setup(layout=Layout(replicas=1))
     everyone = open_setup.run(requests, SLO)
-    promise = {"standard": {"queue_time_slo_s": 4.0, "ttft_slo_s": 4.0}}
-    chosen = replace(open_setup, admission=True, router=RouterConfig.model_validate({"classes": promise})).run(requests, SLO)
+    chosen = replace(open_setup, admission=True).run(requests, SLO)
     assert everyone["shed_fraction"] == 0.0
     assert chosen["shed_fraction"] > 0.3
     assert chosen["goodput_fraction"] > 2 * everyone["goodput_fraction"]
