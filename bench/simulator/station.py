@@ -39,17 +39,18 @@ class Station:
 
     def start(self) -> None:
         """A new incarnation, with nothing of the old one."""
+        self.note()
         self.epoch += 1
         self.replica = self._make(self.epoch)
         self.is_alive, self.is_hung, self._sequence = True, False, 0
         self._agenda.at(self._agenda.now + HEARTBEAT_S, self._beat, self.epoch)
 
     def die(self) -> None:
+        self.note()
         self.is_alive = False
         for link in self.links.values():
             link.is_open = False
         self.links.clear()
-        self.note()
 
     def hang(self) -> None:
         """It stays connected and does nothing more."""
@@ -128,7 +129,8 @@ class Station:
     def note(self) -> None:
         """Add up what it has held until now."""
         now = self._agenda.now
-        self.held_s += self.replica.holds * (now - self._noted_s)
+        if self.is_alive:
+            self.held_s += self.replica.holds * (now - self._noted_s)
         self._noted_s = now
 
     # --- speech ------------------------------------------------------------------------------------------------------
