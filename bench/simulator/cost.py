@@ -68,7 +68,7 @@ def read_profile(path: Path) -> Profile:
         raise ProfileError(f"{path.name}: coefficients are seconds, none below 0")
     sizes = {name: int(beside[name]) for name in _SIZES if isinstance(beside.get(name), int) and beside[name] > 0}
     slo_s = beside.get("step_slo_s")
-    profile = Profile(StepTimeCoefficients(*(float(values[name]) for name in _COEFFICIENTS)), **sizes)  # type: ignore[arg-type]
+    profile = Profile(StepTimeCoefficients(*(float(values[name]) for name in _COEFFICIENTS)), **sizes)
     return replace(profile, step_slo_s=float(slo_s)) if isinstance(slo_s, int | float) and slo_s > 0 else profile
 
 

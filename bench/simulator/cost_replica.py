@@ -7,10 +7,11 @@ looks at single tokens (`streams` False) a request's tokens after the first are 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 from random import Random
 
+from bench.simulator.block_cache import BlockCache
 from bench.simulator.cost import Profile
 from bench.simulator.simulated_replica import Turn
 from replica.contract.messages import (
@@ -19,17 +20,12 @@ from replica.contract.messages import (
     EngineLimits,
     FinishReason,
     GenerateRequest,
-    KvEvent,
     LoadReport,
-    Removed,
     StepTimeCoefficients,
-    Stored,
     TokenDelta,
 )
 from replica.contract.step_time import predict_step_s
 from replica.mock_runner import mock_token
-
-_NO_PARENT = b"\0" * 16
 
 
 @dataclass(slots=True)
@@ -46,6 +42,18 @@ class _Sequence:
     waited_s: float | None = None
     decodes_from: int | None = None  # number of the step that brought its first token
     is_over: bool = False
+
+    def start(self, now: float, hit: int, block_size: int) -> None:
+        """It is in a step for the first time, and finds so many blocks."""
+        self.published = hit
+        self.cached = self.computed = min(hit * block_size, self.prompt - 1)
+        self.waited_s = now - self.arrived_s
+
+
+def _chunk(one: _Sequence, room: int, chunks: list[tuple[_Sequence, int]]) -> int:
+    size = min(room, one.prompt - one.computed)
+    chunks.append((one, size))
+    return size
 
 
 class CostReplica:
@@ -73,13 +81,12 @@ class CostReplica:
         self._ends: list[tuple[int, int, _Sequence]] = []  # (step, order, who)
         self._order = 0
         self._chunks: list[tuple[_Sequence, int]] | None = None  # of the step that runs
-        self._cache: OrderedDict[bytes, None] = OrderedDict()
+        self._cache = BlockCache(profile.cache_blocks)
         self._progress = 0
         self._decode_context = 0
         self._queued = 0
         self._accepted: list[tuple[int, int]] = []
         self._bounces: list[tuple[int, Bounce]] = []
-        self._events: list[KvEvent] = []
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
@@ -106,7 +113,7 @@ class CostReplica:
         if len(self._waiting) >= self._limits.max_waiting:
             self._bounces.append((owner, Bounce(request.attempt, BounceReason.QUEUE_FULL)))
             return
-        one = _Sequence(owner, request, prompt, now, left, max(1, prompt - self._hit(request) * self.profile.block_size))
+        one = _Sequence(owner, request, prompt, now, left, max(1, prompt - self._cache.hit(request.block_keys) * self.profile.block_size))
         self._queued += one.estimate
         self._attempts[owner, request.attempt] = one
         self._waiting.append(one)
@@ -137,16 +144,20 @@ class CostReplica:
         if self._chunks is not None or not self._attempts:
             return None
         decodes = len(self._decoding)
-        room = self._room(decodes, self.profile.step_time)
+        room = _room(self._limits, self.profile.step_time, decodes, self._decode_context)
         chunks: list[tuple[_Sequence, int]] = []
         for one in self._prefilling:
             if room <= 0:
                 break
-            room -= self._chunk(one, room, chunks)
+            room -= _chunk(one, room, chunks)
         while self._waiting and room > 0 and decodes + len(self._prefilling) < self._limits.max_num_seqs:
             one = self._waiting.popleft()
-            self._start(one, now)
-            room -= self._chunk(one, room, chunks)
+            hit = self._cache.hit(one.request.block_keys)
+            self._cache.touch(one.request.block_keys[:hit])
+            one.start(now, hit, self.profile.block_size)
+            self._queued += one.prompt - one.computed - one.estimate
+            self._prefilling.append(one)
+            room -= _chunk(one, room, chunks)
         self._chunks = chunks
         context = self._decode_context + decodes + sum(one.computed + size for one, size in chunks)
         tokens = sum(size for _, size in chunks)
@@ -194,11 +205,11 @@ class CostReplica:
             free_blocks=max(0, self._limits.num_blocks - context // self.profile.block_size - running),
             evictable_blocks=0,
             step_time=self._told,
-            predicted_step_s=base_s + self._told.b * min(self._room(decodes, self._told), self._queued),
+            predicted_step_s=base_s + self._told.b * min(_room(self._limits, self._told, decodes, self._decode_context), self._queued),
         )
 
     def snapshot(self) -> tuple[tuple[bytes, bytes], ...]:
-        return tuple((key, _NO_PARENT) for key in self._cache)
+        return self._cache.snapshot()
 
     def check(self) -> None:
         """What is counted as one goes is what one would count now."""
@@ -211,61 +222,15 @@ class CostReplica:
 
     # --- within ------------------------------------------------------------------------------------------------------
 
-    def _room(self, decodes: int, k: StepTimeCoefficients) -> int:
-        room = self._limits.max_num_batched_tokens - decodes
-        slo_s = self._limits.step_slo_s
-        if slo_s is not None and decodes and k.b > 0:
-            base_s = k.a + k.c * decodes + k.d * self._decode_context
-            room = min(room, max(16, int((slo_s - base_s) / k.b)))
-        return max(1, room)
-
-    def _hit(self, request: GenerateRequest) -> int:
-        """Leading blocks in the cache."""
-        hit = 0
-        for key in request.block_keys:
-            if key not in self._cache:
-                break
-            hit += 1
-        return hit
-
-    def _start(self, one: _Sequence, now: float) -> None:
-        hit = self._hit(one.request)
-        self._touch(one.request.block_keys[:hit])
-        one.published = hit
-        one.cached = one.computed = min(hit * self.profile.block_size, one.prompt - 1)
-        one.waited_s = now - one.arrived_s
-        self._queued += one.prompt - one.computed - one.estimate
-        self._prefilling.append(one)
-
-    def _chunk(self, one: _Sequence, room: int, chunks: list[tuple[_Sequence, int]]) -> int:
-        size = min(room, one.prompt - one.computed)
-        chunks.append((one, size))
-        return size
-
-    def _touch(self, keys: tuple[bytes, ...]) -> None:
-        """Least recently used, plainly: a chain's blocks in their order."""
-        for key in keys:
-            if key in self._cache:
-                self._cache.move_to_end(key)
-
     def _publish(self, one: _Sequence) -> None:
         """Blocks that are full now can be found."""
         full = min(one.computed // self.profile.block_size, len(one.request.block_keys))
-        fresh = tuple(key for key in one.request.block_keys[one.published : full] if key not in self._cache)
+        self._cache.store(one.request.block_keys[one.published : full])
         one.published = max(one.published, full)
-        if not fresh:
-            return
-        self._cache.update(dict.fromkeys(fresh))
-        self._events.append(Stored(fresh, _NO_PARENT))
-        gone = []
-        while len(self._cache) > self.profile.cache_blocks:
-            gone.append(self._cache.popitem(last=False)[0])
-        if gone:
-            self._events.append(Removed(tuple(gone)))
 
     def _first(self, one: _Sequence, deltas: list[tuple[int, TokenDelta]]) -> None:
         self._prefilling.remove(one)
-        self._touch(one.request.block_keys)
+        self._cache.touch(one.request.block_keys)
         one.decodes_from = self._progress
         self._decoding[one.owner, one.request.attempt] = one
         self._decode_context += one.prompt
@@ -289,19 +254,28 @@ class CostReplica:
         else:
             deltas.append((one.owner, self._token(one, cached=cached, finish=FinishReason.LENGTH)))
 
+    def _turn(self, deltas: tuple[tuple[int, TokenDelta], ...]) -> Turn:
+        turn = Turn(self.load(), deltas, tuple(self._accepted), tuple(self._bounces), self._cache.take_events())
+        self._accepted, self._bounces = [], []
+        return turn
+
     def _token(self, one: _Sequence, *, cached: int | None = None, finish: FinishReason | None = None) -> TokenDelta:
-        request = one.request
+        """The token of this step; where nobody looks at single ones, with the last all since the first."""
         assert one.decodes_from is not None
         ids: tuple[int, ...]
         if self._streams:
             position = one.prompt + self._progress - one.decodes_from
-            ids = (mock_token(request.sampling.seed, request.choice, position, self._limits.vocab_size),)
+            ids = (mock_token(one.request.sampling.seed, one.request.choice, position, self._limits.vocab_size),)
         else:
             ids = (0,) * (max(1, one.left - 1) if finish and cached is None else min(1, one.left))
         waited_s = one.waited_s if cached is not None else None
-        return TokenDelta(request.attempt, ids, cached_tokens=cached, waited_s=waited_s, finish=finish)
+        return TokenDelta(one.request.attempt, ids, cached_tokens=cached, waited_s=waited_s, finish=finish)
 
-    def _turn(self, deltas: tuple[tuple[int, TokenDelta], ...]) -> Turn:
-        turn = Turn(self.load(), deltas, tuple(self._accepted), tuple(self._bounces), tuple(self._events))
-        self._accepted, self._bounces, self._events = [], [], []
-        return turn
+
+def _room(limits: EngineLimits, k: StepTimeCoefficients, decodes: int, context: int) -> int:
+    """Prefill tokens that a step may take beside its decodes."""
+    room = limits.max_num_batched_tokens - decodes
+    if limits.step_slo_s is not None and decodes and k.b > 0:
+        base_s = k.a + k.c * decodes + k.d * context
+        room = min(room, max(16, int((limits.step_slo_s - base_s) / k.b)))
+    return max(1, room)

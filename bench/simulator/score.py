@@ -48,7 +48,8 @@ def score(world: World, slo: Slo) -> dict[str, Any]:
         "makespan_s": max((one.ended_s for one in journeys if one.ended_s is not None), default=0.0),
         "events": world.agenda.events,
     }
-    return _rounded(figures | coverage(done))
+    rounded: dict[str, Any] = _rounded(figures | coverage(done))
+    return rounded
 
 
 def coverage(done: Sequence[Journey]) -> dict[str, Any]:

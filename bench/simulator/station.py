@@ -25,7 +25,7 @@ class Station:
         self.epoch = 0
         self.links: dict[int, SimulatedLink] = {}  # by router
         self.is_alive = False
-        self.is_hung = False
+        self.is_hung = False  # connected, and nothing happens any more
         self.held_s = 0.0  # request-seconds: its mean load times the time
         self._deliver = deliver
         self._noted_s = 0.0
@@ -51,10 +51,6 @@ class Station:
         for link in self.links.values():
             link.is_open = False
         self.links.clear()
-
-    def hang(self) -> None:
-        """It stays connected and does nothing more."""
-        self.is_hung = True
 
     def wake(self) -> None:
         if not self.is_hung or not self.is_alive:

@@ -122,7 +122,7 @@ class World:
             self._die(station)
             self.agenda.at(over_s, self._start, station)
         elif fault.kind is FaultKind.HANG:
-            station.hang()
+            station.is_hung = True
             self.agenda.at(over_s, station.wake)
         elif fault.kind is FaultKind.SLOW:
             station.replica.slowness = fault.amount
