@@ -49,6 +49,12 @@ class _Sequence:
         self.cached = self.computed = min(hit * block_size, self.prompt - 1)
         self.waited_s = now - self.arrived_s
 
+    def filled(self, block_size: int) -> tuple[bytes, ...]:
+        """Keys of the blocks that have become full since it was asked last."""
+        full = min(self.computed // block_size, len(self.request.block_keys))
+        begin, self.published = self.published, max(self.published, full)
+        return self.request.block_keys[begin:full]
+
 
 def _chunk(one: _Sequence, room: int, chunks: list[tuple[_Sequence, int]]) -> int:
     size = min(room, one.prompt - one.computed)
@@ -87,6 +93,7 @@ class CostReplica:
         self._queued = 0
         self._accepted: list[tuple[int, int]] = []
         self._bounces: list[tuple[int, Bounce]] = []
+        self._deltas: list[tuple[int, TokenDelta]] = []
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
@@ -170,7 +177,7 @@ class CostReplica:
         assert self._chunks is not None
         chunks, self._chunks = self._chunks, None
         self._progress += 1
-        deltas: list[tuple[int, TokenDelta]] = []
+        deltas = self._deltas
         self._decode_context += len(self._decoding)
         if self._streams:
             deltas.extend((one.owner, self._token(one)) for one in self._decoding.values())
@@ -183,13 +190,15 @@ class CostReplica:
                 continue
             self._queued -= size
             one.computed += size
-            self._publish(one)
+            self._cache.store(one.filled(self.profile.block_size))
             if one.computed >= one.prompt:
                 self._first(one, deltas)
-        return self._turn(tuple(deltas))
+        return self.beat(now)
 
     def beat(self, now: float) -> Turn:
-        return self._turn(())
+        turn = Turn(self.load(), tuple(self._deltas), tuple(self._accepted), tuple(self._bounces), self._cache.take_events())
+        self._deltas, self._accepted, self._bounces = [], [], []
+        return turn
 
     def load(self) -> LoadReport:
         decodes = len(self._decoding)
@@ -222,12 +231,6 @@ class CostReplica:
 
     # --- within ------------------------------------------------------------------------------------------------------
 
-    def _publish(self, one: _Sequence) -> None:
-        """Blocks that are full now can be found."""
-        full = min(one.computed // self.profile.block_size, len(one.request.block_keys))
-        self._cache.store(one.request.block_keys[one.published : full])
-        one.published = max(one.published, full)
-
     def _first(self, one: _Sequence, deltas: list[tuple[int, TokenDelta]]) -> None:
         self._prefilling.remove(one)
         self._cache.touch(one.request.block_keys)
@@ -253,11 +256,6 @@ class CostReplica:
             deltas[place] = (one.owner, self._token(one, finish=FinishReason.LENGTH))
         else:
             deltas.append((one.owner, self._token(one, cached=cached, finish=FinishReason.LENGTH)))
-
-    def _turn(self, deltas: tuple[tuple[int, TokenDelta], ...]) -> Turn:
-        turn = Turn(self.load(), deltas, tuple(self._accepted), tuple(self._bounces), self._cache.take_events())
-        self._accepted, self._bounces = [], []
-        return turn
 
     def _token(self, one: _Sequence, *, cached: int | None = None, finish: FinishReason | None = None) -> TokenDelta:
         """The token of this step; where nobody looks at single ones, with the last all since the first."""
