@@ -56,7 +56,7 @@ def draw(seed: int) -> Schedule:
     setup = Setup(
         layout=Layout(replicas=replicas, routers=routers, delay_s=random.choice((0.0, 0.001, 0.02)), seed=seed, keeps_tokens=True),
         profile=_SMALL,
-        router=_ROUTER,
+        router=_ROUTER.model_copy(update={"queue_time_slo_s": random.choice((0.3, 2.0, 10.0))}),
         admission=True,
         kv="production" if kv == "production" else "free",
         told=random.choice((1.0, 1.0, 0.5, 3.0)),
@@ -64,7 +64,7 @@ def draw(seed: int) -> Schedule:
         checks=True,
     )
     root = root_key(model="simulated", revision="")
-    requests = sorted((_request(random, root) for _ in range(random.randrange(5, 40))), key=lambda one: one.arrival_s)
+    requests = sorted((_request(random, root) for _ in range(random.randrange(5, 50))), key=lambda one: one.arrival_s)
     faults = sorted((_fault(random) for _ in range(random.randrange(6))), key=lambda one: one.at_s)
     return Schedule(setup, tuple(requests), tuple(faults))
 

@@ -168,7 +168,7 @@ def test_coverage_says_how_often_a_quantile_held_and_what_a_constant_would_lose(
 
 def test_admission_refuses_the_hopeless_and_keeps_its_promises() -> None:
     requests = synthetic(400, prompt_tokens=2_000, output_tokens=100, rate_per_s=20.0, seed=1)
-    open_setup = Setup(layout=Layout(replicas=1))
+    open_setup = Setup(layout=Layout(replicas=1), profile=Profile(step_slo_s=0.08))
     everyone = open_setup.run(requests, SLO)
     chosen = replace(open_setup, admission=True).run(requests, SLO)
     assert everyone["shed_fraction"] == 0.0
