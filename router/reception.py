@@ -128,7 +128,7 @@ class Reception:
 
     def head(self, candidates: Sequence[Known], now: float) -> Admitted | None:
         """Judge the head against replicas whose state is new. The head leaves the queue when it is admitted."""
-        head = self.queue.head(self._standing.behind(now))
+        head = self.queue.head(self._standing.behind(now), lambda tenant: self._standing.exceeds(tenant, now))
         if head is None:
             return None
         outlays = self._fleet.outlays(head.view, candidates, now)

@@ -76,18 +76,22 @@ class _Line:
     work_s: float = 0.0
     weight: float = 0.0
 
-    def turn(self) -> _Lane:
+    def turn(self, yields: Callable[[str], bool]) -> _Lane:
         """Whose head is next. Asked again before that head is taken, the answer is the same."""
+        if len(self.lanes) == 1:
+            return next(iter(self.lanes.values()))
+        lanes = {tenant: lane for tenant, lane in self.lanes.items() if not yields(tenant)} or dict(self.lanes)
         while True:
-            tenant, lane = next(iter(self.lanes.items()))
-            if len(self.lanes) == 1 or lane.deficit >= lane.entries[0].new_tokens:
+            tenant, lane = next(iter(lanes.items()))
+            if len(lanes) == 1 or lane.deficit >= lane.entries[0].new_tokens:
                 return lane
-            rounds = min((one.entries[0].new_tokens - one.deficit) / (QUANTUM_TOKENS * one.weight) for one in self.lanes.values())
+            rounds = min((one.entries[0].new_tokens - one.deficit) / (QUANTUM_TOKENS * one.weight) for one in lanes.values())
             if rounds > 1:  # nobody can afford its head within a round: let the idle rounds pass at once
-                for one in self.lanes.values():
+                for one in lanes.values():
                     one.deficit += math.floor(rounds) * QUANTUM_TOKENS * one.weight
-            self.lanes[tenant] = self.lanes.pop(tenant)
-            following = next(iter(self.lanes.values()))
+            del self.lanes[tenant]  # to the end
+            lanes[tenant] = self.lanes[tenant] = lanes.pop(tenant)
+            following = next(iter(lanes.values()))
             following.deficit += QUANTUM_TOKENS * following.weight
 
     def earliest_s(self) -> float:
@@ -150,14 +154,14 @@ class WaitQueue:
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
-    def head(self, first: Sequence[str] = ()) -> Waiting | None:
-        """`first`: classes behind their floor."""
+    def head(self, first: Sequence[str] = (), yields: Callable[[str], bool] = lambda tenant: False) -> Waiting | None:
+        """`first`: classes behind their floor. `yields`: tenants that have had more than their share; they come after the others."""
         if not self._lines:
             return None
         behind = [name for name in first if name in self._lines]
         name = behind[0] if behind else min(self._lines, key=lambda one: self._lines[one].earliest_s()) if len(self._lines) > 1 else ""
         line = self._lines[name] if name else next(iter(self._lines.values()))
-        return line.turn().entries[0]
+        return line.turn(yields).entries[0]
 
     def ahead_s(self, request_class: str, tenant: str, deadline_s: float) -> float:
         """Work that would come before such a request: its lane's with an earlier deadline, and what others get in between."""

@@ -1,7 +1,8 @@
 """Who may fill a replica's queue how deep: tenants by weight, classes by what the tightest of them can bear (DESIGN §7).
 
-What waits at a replica waits in its order, what waits at the router in ours. So whoever has had more than its share, or has
-time while another class has not, leaves the replicas' queues to the others and waits here.
+What waits at a replica waits in its order, what waits at the router in ours. So whoever has had more than its share while
+others are there, or has more time than another class, leaves the replicas' queues to the others and waits here. A replica is
+kept just busy by them: when somebody else comes, its queue is short.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Standing:
         self._classes = classes
         self._tenants = Shares(weight_of)
         self._by_class = Shares(lambda name: 1.0)
+        self._tightest_s = min(one.slo.queue_time_s for one in classes)
         self._floors = tuple(one for one in classes if one.floor > 0)
 
     def seen(self, service: ServiceClass, tenant: str, now: float) -> None:
@@ -49,13 +51,9 @@ class Standing:
     def depth(self, service: ServiceClass, tenant: str, now: float) -> Depth:
         if self.exceeds(tenant, now):
             return _LEAN
-        if len(self._by_class) < 2:
+        if service.slo.queue_time_s <= self._tightest_s:
             return _FREE
-        active = [one for one in self._classes if self._by_class.is_active(one.name, now)]
-        tightest_s = min(one.slo.queue_time_s for one in active) if active else math.inf
-        if service.slo.queue_time_s <= tightest_s:
-            return _FREE
-        return Depth(tightest_s) if self._is_behind(service, now) else _LEAN
+        return Depth(self._tightest_s) if self._is_behind(service, now) else _LEAN
 
     def behind(self, now: float) -> tuple[str, ...]:
         """Classes that have had less than their floor, the most deprived first."""
