@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from router.policy.classes import STANDARD, ServiceClass, Slo
+from router.policy.policies import PolicyName
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 CLASSES_MAX = 8
@@ -69,9 +70,7 @@ class RouterConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    policy: Literal["least_ttft", "least_requests", "round_robin"] = Field(
-        "least_ttft", description="Choice of the replica; all but the first are baselines for comparison."
-    )
+    policy: PolicyName = Field("least_ttft", description="Choice of the replica; all but the first are baselines for comparison.")
     queue_time_slo_s: float = Field(10.0, gt=0, description="Arrival until the first step that schedules the request; beyond it, shed.")
     admission_quantile: float = Field(0.98, gt=0, lt=1, description="Quantile of the prediction that must keep the SLO.")
     queue_depth_max: int = Field(1024, ge=1, description="Requests waiting at the router.")

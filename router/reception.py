@@ -9,11 +9,12 @@ from router.config import RouterConfig
 from router.policy.admission import Admission, Admit, Outlay, Promise, Shed
 from router.policy.classes import Classes, ServiceClass, Slo, Terms
 from router.policy.decisions import Decisions
-from router.policy.fleet import Fleet, Known
+from router.policy.fleet import Fleet, Known, backlog_s
 from router.policy.making_room import make_room
+from router.policy.policies import policy_named
 from router.policy.queue import Waiting, WaitQueue
 from router.policy.request_view import RequestView
-from router.policy.scoring import Choice, policy_named
+from router.policy.scoring import Choice
 from router.policy.standing import Standing
 from router.policy.tenants import Tenant, Tenants
 from router.ports import Batch
@@ -198,7 +199,7 @@ class Reception:
         return Refusal(503, "no_replica", "no healthy replica", self._admission.jittered(NO_REPLICA_RETRY_S))
 
     def _over_limit(self, limit: str, now: float) -> Refusal:
-        retry_s = self._admission.jittered(max(1.0, self._fleet.backlog_s(now)))
+        retry_s = self._admission.jittered(max(1.0, backlog_s(self._fleet, now)))
         return Refusal(429, "tenant_limit", f"this key's tenant has reached its {limit} in flight", retry_s)
 
     def _promise(self, service: ServiceClass, tenant: str, slo: Slo, arrival_s: float, now: float) -> Promise:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from replica.contract.messages import EngineLimits
+from router.policy.fleet import backlog_s
 from router.policy.prefix_index import ENTRY_BYTES
 from router.ports import PoolStatus, Total
 from router.switchboard import Switchboard
@@ -47,7 +48,7 @@ def flat_stats(board: Switchboard, now: float) -> dict[str, float]:
     stats = {
         "replicas": float(len(fleet.all())),
         "replicas_routable": float(len(fleet.routable())),
-        "backlog_s": fleet.backlog_s(now) + queue.work_s,
+        "backlog_s": backlog_s(fleet, now) + queue.work_s,
         "queued_requests": float(queue.depth),
         "queued_tokens": float(queue.tokens),
         "in_flight": float(len(board.traffic.dispatches)),

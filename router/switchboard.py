@@ -164,7 +164,7 @@ class Switchboard:
         """A replica's state is new: who waits for one is served."""
         effects = self.traffic.place_adrift(now)
         known = self.fleet.get(incarnation)
-        if known is not None and known in self.fleet.routable():
+        if known is not None and known.is_in(self.fleet.pool()):
             self._unserved_s = None
             effects += self._serve_queue((known,), now)
         return effects

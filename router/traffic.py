@@ -104,7 +104,7 @@ class Traffic:
             return []
         known = self._fleet.get(incarnation)
         if bounce.reason is BounceReason.DRAINING and known is not None:
-            known.view.drain(now, bounced=True)
+            self._fleet.drain(known, now)
         effects = self.settle(dispatch.depart(stream.index, Departure.BOUNCED, now), now)
         if stream.phase is not Phase.ADRIFT:
             return effects

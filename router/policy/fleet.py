@@ -43,6 +43,10 @@ class Known:
         """If it is of the present pool."""
         return self.health.pulse is Pulse.BEATING and self.view.draining_since_s is None
 
+    def is_in(self, pool: ReplicaView | None) -> bool:
+        """Routable among the replicas like `pool`."""
+        return pool is not None and self.is_routable and self.view.fingerprint == pool.fingerprint
+
 
 @dataclass(frozen=True, slots=True)
 class FrameNews:
@@ -57,6 +61,7 @@ class Fleet:
         self._popularity = Popularity()
         self._stall_min_s = stall_min_s
         self._known: dict[str, Known] = {}
+        self._routable: list[Known] | None = None  # None: to be found again, somebody's state has changed
         self._random = Random(seed)
         self._watch = Watch(now)
         self._orders = 0
@@ -94,6 +99,7 @@ class Fleet:
             self._orders,
         )
         self.index.add(incarnation)
+        self._routable = None
         return incarnation
 
     def lose(self, replica_id: str, now: float | None = None) -> Incarnation | None:
@@ -102,6 +108,7 @@ class Fleet:
         if known is None:
             return None
         self.index.remove(known.view.incarnation)
+        self._routable = None
         if now is not None:
             self._flaps.lost(known.view.incarnation, now)
         return known.view.incarnation
@@ -112,6 +119,12 @@ class Fleet:
         if known is not None:
             known.view.leaving = leaving
             known.view.drain(now)
+            self._routable = None
+
+    def drain(self, known: Known, now: float) -> None:
+        """It has just bounced work because it is draining."""
+        known.view.drain(now, bounced=True)
+        self._routable = None
 
     def get(self, incarnation: Incarnation) -> Known | None:
         known = self._known.get(incarnation.replica_id)
@@ -119,9 +132,12 @@ class Fleet:
 
     def pool(self) -> ReplicaView | None:
         """The latest member of the pool: those that stay before those that leave."""
-        views = [known.view for known in self._known.values()]
-        staying = [view for view in views if view.draining_since_s is None]
-        return next(reversed(staying or views), None)
+        latest: ReplicaView | None = None
+        for known in reversed(self._known.values()):  # most often the first of them stays
+            if known.view.draining_since_s is None:
+                return known.view
+            latest = latest or known.view
+        return latest
 
     def all(self) -> tuple[Known, ...]:
         return tuple(self._known.values())
@@ -141,9 +157,12 @@ class Fleet:
                 known.view.accept(attempt)
             return FrameNews(self.index.frame(incarnation, frame), returned=False)
         known.routers = frame.routers
+        was_routable = known.is_routable
         known.view.report(frame.load, frame.accepted, now)
         expected_s = outlook(known.view, self.output_length.mean, now).step_s
         returned = known.health.frame(frame.load, known.view.own > 0, now, expected_s)
+        if known.is_routable is not was_routable:
+            self._routable = None
         return FrameNews(self.index.frame(incarnation, frame), returned)
 
     def check(self, now: float) -> tuple[tuple[Incarnation, ...], float]:
@@ -152,7 +171,10 @@ class Fleet:
         if pause_s > 0:
             for known in self._known.values():
                 known.health.excuse(pause_s)
-        return tuple(known.view.incarnation for known in self._known.values() if known.health.check(now)), pause_s
+        stalled = tuple(known.view.incarnation for known in self._known.values() if known.health.check(now))
+        if stalled:
+            self._routable = None
+        return stalled, pause_s
 
     # --- own work ----------------------------------------------------------------------------------------------------
 
@@ -217,11 +239,12 @@ class Fleet:
 
     # --- the question ------------------------------------------------------------------------------------------------
 
-    def routable(self) -> list[Known]:
-        pool = self.pool()
-        if pool is None:
-            return []
-        return [known for known in self._known.values() if known.is_routable and known.view.fingerprint == pool.fingerprint]
+    def routable(self) -> Sequence[Known]:
+        """Kept until somebody's state changes: asking costs nothing, however many there are. Not to be changed by the caller."""
+        if self._routable is None:
+            pool = self.pool()
+            self._routable = [known for known in self._known.values() if known.is_in(pool)]
+        return self._routable
 
     def outlays(self, request: RequestView, candidates: Sequence[Known], now: float, *, sample: bool = True) -> list[Outlay]:
         """What to expect from each candidate that could ever run it; of many, from the likely ones and a sample."""
@@ -243,6 +266,7 @@ class Fleet:
             candidate = Candidate(
                 incarnation=view.incarnation,
                 forecast=expected,
+                view=view,
                 scale=_scale(expected, ttfts.scale(now)) / known.health.weight(now),
                 keeps_tpot=slo_s is None or expected.tpot_s <= slo_s,
                 is_stale=view.is_stale(now),
@@ -257,10 +281,11 @@ class Fleet:
         seen = sorted(known.routers for known in self._known.values())
         return max(1, seen[len(seen) // 2]) if seen else 1
 
-    def backlog_s(self, now: float) -> float:
-        """Predicted seconds until they have drained what they hold, the mean of the routable ones."""
-        drains = [outlook(one.view, self.output_length.mean, now).drain_s for one in self.routable()]
-        return sum(drains) / len(drains) if drains else 0.0
+
+def backlog_s(fleet: Fleet, now: float) -> float:
+    """Predicted seconds until they have drained what they hold, the mean of the routable ones."""
+    drains = [outlook(one.view, fleet.output_length.mean, now).drain_s for one in fleet.routable()]
+    return sum(drains) / len(drains) if drains else 0.0
 
 
 def _likely(candidates: Sequence[Known], depths: dict[Incarnation, int], random: Random) -> list[Known]:

@@ -164,6 +164,8 @@ class PrefixIndex:
                     break
             depth += 1
         _ended(ends, alive, depth)
+        if not ends:
+            return {}
         for key in reversed(keys[:depth]):  # a chain's head is the last to be evicted
             if key in self._holders:
                 self._holders.move_to_end(key)
