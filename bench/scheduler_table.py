@@ -96,11 +96,12 @@ def prompt(seed: int, length: int) -> list[int]:
 
 def decoding(running: int) -> Bench:
     """`running` requests, all of them past their prompt."""
-    bench = Bench(blocks=running * 64, seqs=running)
+    bench = Bench(blocks=running * 256, seqs=running)  # room for all that they may grow to
     for i in range(running):
         bench.add(prompt(i, 64), 4000)
     while any(request.remaining > 1 for request in bench.engine.roster.running) or len(bench.engine.roster.waiting):
         bench.step()
+    assert len(bench.engine.roster.running) == running, "some ended before all had begun"
     return bench
 
 
