@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check bench clean
+.PHONY: help venv serve test sim check bench clean
 
 help:  ## say what there is
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ serve: $(STAMP)  ## serve SmolLM2-135M with two replicas on 127.0.0.1:8000 (ARGS
 test: $(STAMP)  ## run the tests (ARGS="-k router …")
 	@$(BIN)/python -m pytest $(ARGS)
 
+sim: $(STAMP)  ## 2,000 seeded fault schedules against the production router and engine (ARGS="--seed 7 --count 1")
+	@$(BIN)/python -m bench.simulator.schedule $(ARGS)
+
 check: $(STAMP)  ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -33,8 +36,8 @@ check: $(STAMP)  ## ruff, mypy --strict, import-linter
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest -q tests/architecture
 
-bench: $(STAMP)  ## a short closed-loop benchmark of the whole stack: a table, and JSON in bench/results/
-	@$(BIN)/python -m bench.closed_loop $(ARGS)
+bench: $(STAMP)  ## measure the whole stack in under five minutes: scorecards, plots and a page in bench/results/ (ARGS="--url … -w chat@2")
+	@$(BIN)/python -m bench.cli run -w a,b,d,e,chat@0.7,chat@1.4,chat@2.1,mix@0.4 --duration-s 15 --slo-ttft-ms 2000 --slo-itl-p95-ms 200 --report $(ARGS)
 
 clean:  ## remove .venv and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -9,9 +9,10 @@ import uvloop
 from bench import processes, result, stack
 from bench.connection import Target
 from bench.load_client import LoadClient, closed_loop
+from bench.prompt_style import PromptStyle
 from bench.result import Metric, Result
 from bench.stack import Stack
-from bench.workload import PromptStyle, Work, calls_of
+from bench.works import Work, calls_of
 
 BOUND_GIB = 4.0
 LOAD = Work("memory", streams=32, prompt_tokens=512, output_tokens=32, requests=64)

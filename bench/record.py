@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from array import array
 from dataclasses import dataclass, field
 
@@ -32,6 +33,12 @@ class Refusal:
     retry_after_s: float | None = None
     retry_after_ms: float | None = None
     body: bytes = b""  # at most the first 16 KiB
+
+    @property
+    def wait_s(self) -> float | None:
+        """When to come again, by the finer of the two headers; None when neither says a time."""
+        waits = [self.retry_after_ms / 1e3 if self.retry_after_ms is not None else None, self.retry_after_s]
+        return next((wait for wait in waits if wait is not None and math.isfinite(wait)), None)
 
 
 @dataclass(slots=True)
@@ -65,6 +72,16 @@ class RequestRecord:
     counts: Counts = field(default_factory=Counts)
     refusal: Refusal = field(default_factory=Refusal)
     answer: Answer = field(default_factory=Answer)
+    group: str = ""
+    retries: int = 0  # times it was sent again after a refusal
+
+    def begin_again(self) -> None:
+        """After a refusal: nothing of it is kept but that it was, and when the request was first due."""
+        self.retries += 1
+        self.first_byte_s = self.end_s = self.status = None
+        self.outcome = Outcome.ERROR
+        self.problems.clear()
+        self.refusal = Refusal()
 
     @property
     def ttft_s(self) -> float | None:
@@ -75,6 +92,12 @@ class RequestRecord:
     def e2e_s(self) -> float | None:
         """Scheduled start to the end of the answer."""
         return self.end_s - self.scheduled_s if self.end_s is not None else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(last − first token) / (tokens − 1); None below two tokens."""
+        tokens_after_first = sum(self.chunk_tokens[1:])
+        return (self.chunk_times_s[-1] - self.chunk_times_s[0]) / tokens_after_first if tokens_after_first else None
 
     @property
     def answer_s(self) -> float | None:

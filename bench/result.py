@@ -10,16 +10,20 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from bench.point import Point
+from bench.request_log import SUFFIX, RequestRow, read_rows, write_rows
 from bench.summary import Summary
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had no points; a reader of 2 reads it
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ("torch", "ray", "uvloop", "httptools", "msgspec")
@@ -52,6 +56,7 @@ class Result:
     works: tuple[WorkResult, ...] = ()
     metrics: tuple[Metric, ...] = ()
     details: dict[str, object] = field(default_factory=dict)
+    points: tuple[Point, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -72,21 +77,63 @@ def plain(name: str, value: float | None, unit: str) -> Metric:
     return Metric(name, _rounded(value), unit)
 
 
-def write(result: Result, folder: Path = RESULTS) -> Path:
-    """Write the result as JSON; the path. One file per name and second."""
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """A result as it was written: what ran, when, where and from which commit, and the figures."""
+
+    schema: int
+    date: str
+    commit: str
+    command: str
+    machine: dict[str, str | int | float]
+    name: str
+    configuration: dict[str, str]
+    works: tuple[WorkResult, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+    points: tuple[Point, ...] = ()
+    requests_file: str | None = None  # beside it; read by `load_requests`
+
+
+def write(result: Result, folder: Path = RESULTS, rows: Iterable[RequestRow] = ()) -> Path:
+    """Write the result as JSON, and its requests beside it; the path. One file per name and second."""
     now = datetime.datetime.now(datetime.UTC)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result.name}-{now:%Y%m%d-%H%M%S}.json"
+    kept = list(rows)
+    requests_file = path.with_name(path.stem + SUFFIX) if kept else None
+    if requests_file is not None:
+        write_rows(kept, requests_file)
     document = {
         "schema": SCHEMA_VERSION,
         "date": now.isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "command": command_line(sys.argv),
         "machine": machine(),
+        "requests_file": requests_file and requests_file.name,
         **asdict(result),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{result.name}-{now:%Y%m%d-%H%M%S}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")  # strict: infinities become null
     return path
+
+
+def load_result(path: Path) -> ResultFile:
+    """Raises ValueError, naming the file, for what is no result of this or an earlier schema."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=ResultFile)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path.name} is no result file: {error}") from error
+    if found.schema > SCHEMA_VERSION:
+        raise ValueError(f"{path.name} has schema {found.schema}; this version reads up to {SCHEMA_VERSION}")
+    return found
+
+
+def load_requests(path: Path) -> list[RequestRow]:
+    """The requests of the result file `path`; none when it kept none. Raises ValueError for a broken file."""
+    name = load_result(path).requests_file
+    return read_rows(path.with_name(Path(name).name)) if name else []
 
 
 def show(result: Result, folder: Path = RESULTS) -> None:
@@ -104,21 +151,27 @@ def show(result: Result, folder: Path = RESULTS) -> None:
 
 
 def command_line(argv: list[str]) -> str:
-    """The command as it may be published: paths below the project relative, others by their last part, hosts left out."""
+    """The command as it may be published: paths below the project relative, others by their last part, hosts and keys left out."""
     module = Path(argv[0]).resolve()
     if module.is_relative_to(ROOT) and module.suffix == ".py":
         start = "python -m " + ".".join(module.relative_to(ROOT).with_suffix("").parts)
     else:
         start = module.name
-    return " ".join([start, *(shlex.quote(_public(argument)) for argument in argv[1:])])
+    arguments = ["KEY" if before == "--api-key" else public(argument) for before, argument in zip(["", *argv[1:]], argv[1:], strict=False)]
+    return " ".join([start, *(shlex.quote(argument) for argument in arguments)])
 
 
-def _public(argument: str) -> str:
+def public(argument: str) -> str:
+    """One argument as it may be published."""
+    if argument.startswith("--api-key="):
+        return "--api-key=KEY"
     argument = re.sub(r"(https?://)(?!127\.0\.0\.1|localhost)[^/:\s]+", r"\1HOST", argument)
-    if argument.startswith("/"):
-        path = Path(argument)
-        return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
-    return argument
+    return re.sub(r"(?<![^=,])/[^,]*", _public_path, argument)
+
+
+def _public_path(match: re.Match[str]) -> str:
+    path = Path(match.group())
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
 def machine() -> dict[str, str | int | float]:
@@ -147,7 +200,7 @@ def _cpu_model() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _commit() -> str:
+def commit() -> str:
     """Short commit, with a mark when the tree differs from it."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
     try:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.quantiles import Spread, spread_ms
 from bench.record import Outcome, RequestRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Quantiles in milliseconds; None: nothing to take them from."""
-
-    p50: float | None
-    p95: float | None
-    p99: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +39,7 @@ class Summary:
     prefix_hit_percent: float | None
     latencies: Latencies
     problems: dict[str, int]
-
-
-def quantile(values: Sequence[float], q: float) -> float | None:
-    """The smallest value that at least the fraction q of the values do not exceed; None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
+    retries: int = 0
 
 
 def summarize(records: Sequence[RequestRecord]) -> Summary:
@@ -79,21 +63,16 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
         output_tokens=output_tokens,
         prefix_hit_percent=_hit_percent(good),
         latencies=Latencies(
-            ttft_ms=_spread([record.ttft_s for record in good]),
-            itl_ms=_spread([gap for record in good for gap in record.gaps_s()]),
-            tpot_ms=_spread([_tpot_s(record) for record in good]),
-            e2e_ms=_spread([record.e2e_s for record in good]),
-            refusal_ms=_spread([record.answer_s for record in shed]),
-            send_lag_ms=_spread([record.send_lag_s for record in records]),
+            ttft_ms=spread_ms([record.ttft_s for record in good]),
+            itl_ms=spread_ms([gap for record in good for gap in record.gaps_s()]),
+            tpot_ms=spread_ms([record.tpot_s for record in good]),
+            e2e_ms=spread_ms([record.e2e_s for record in good]),
+            refusal_ms=spread_ms([record.answer_s for record in shed]),
+            send_lag_ms=spread_ms([record.send_lag_s for record in records]),
         ),
         problems=_problems(bad),
+        retries=sum(record.retries for record in records),
     )
-
-
-def _tpot_s(record: RequestRecord) -> float | None:
-    times = record.chunk_times_s
-    tokens_after_first = sum(record.chunk_tokens[1:])
-    return (times[-1] - times[0]) / tokens_after_first if tokens_after_first else None
 
 
 def _hit_percent(good: Sequence[RequestRecord]) -> float | None:
@@ -112,9 +91,3 @@ def _problems(bad: Sequence[RequestRecord]) -> dict[str, int]:
             counts[f"status {record.status}"] += 1
         counts.update(record.problems)
     return dict(sorted(counts.items()))
-
-
-def _spread(values_s: Sequence[float | None]) -> Spread:
-    known = [value * 1e3 for value in values_s if value is not None]
-    p50, p95, p99 = (quantile(known, q) for q in (0.5, 0.95, 0.99))
-    return Spread(*(None if value is None else round(value, 3) for value in (p50, p95, p99)))

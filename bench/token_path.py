@@ -18,10 +18,11 @@ from bench import processes, result, stack
 from bench.connection import Target
 from bench.load_client import LoadClient, closed_loop
 from bench.processes import Process
+from bench.prompt_style import PromptStyle
 from bench.result import Result, WorkResult
 from bench.stack import Stack
 from bench.summary import Summary, summarize
-from bench.workload import PromptStyle, Work, calls_of
+from bench.works import Work, calls_of
 
 BOUND_US = 200.0
 PATH_ROLES = ("router", "replica", "haproxy", "proxy")  # Serve's own proxy should use nothing: tokens are not to pass through it

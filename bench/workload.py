@@ -1,79 +1,91 @@
-"""What is asked: the works a–e of the comparison table, as seeded lists of calls with exact lengths."""
+"""What is asked: timed calls with exact lengths and a known structure of prefixes, the same for the same seed."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
+import hashlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 
-from bench.answer import Expectation
-from bench.load_client import Call, json_call
+import msgspec
 
-FIRST_PLAIN_ID = 1_000  # below lie special tokens and single bytes
-LAST_PLAIN_ID = 30_000  # inside every vocabulary met so far
+from bench.prompt_ids import segment_ids
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A closed-loop work. Each prompt is `shared_tokens` common ones and `prompt_tokens` of its own."""
+class Segment:
+    """Part of a prompt. The same key is the same text: two segments of one key agree as far as the shorter goes."""
 
-    name: str
-    streams: int
-    prompt_tokens: int
+    key: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCall:
+    """One request. `due_s`: from the start, on the workload's own clock; a `Load` may stretch it."""
+
+    due_s: float
+    prompt: tuple[Segment, ...]
     output_tokens: int
-    requests: int
-    shared_tokens: int = 0
+    cancel_after_s: float | None = None  # the client hangs up this long after the request was due
+    group: str = ""  # e.g. "chat", "long": requests to be looked at together
+    new_connection: bool = False
 
     @property
-    def description(self) -> str:
-        streams = "1 stream" if self.streams == 1 else f"{self.streams} streams"
-        prompt = f"{self.shared_tokens} shared + {self.prompt_tokens}" if self.shared_tokens else f"{self.prompt_tokens}"
-        return f"{streams} {prompt} in / {self.output_tokens} out"
+    def prompt_tokens(self) -> int:
+        return sum(segment.tokens for segment in self.prompt)
 
-
-WORKS = (
-    Work("a", streams=1, prompt_tokens=128, output_tokens=128, requests=4),
-    Work("b", streams=8, prompt_tokens=128, output_tokens=128, requests=24),
-    Work("c", streams=32, prompt_tokens=256, output_tokens=128, requests=64),
-    Work("d", streams=16, prompt_tokens=64, output_tokens=64, requests=48, shared_tokens=512),
-    Work("e", streams=1, prompt_tokens=1_500, output_tokens=8, requests=3),
-)
+    def prompt_ids(self, salt: str = "") -> array[int]:
+        """The prompt as token ids, from the segments' keys and the salt alone."""
+        ids = array("H")
+        for segment in self.prompt:
+            ids.extend(segment_ids(f"{salt}/{segment.key}", segment.tokens))
+        return ids
 
 
 @dataclass(frozen=True, slots=True)
-class PromptStyle:
-    """How prompts are written for a server: as token ids (exact lengths), or as text where it takes no ids."""
+class Workload:
+    """Calls in order of `due_s`."""
 
-    model: str
-    as_text: bool = False
-    ask_ids: bool = True  # `return_token_ids`: lets every single token be counted
+    name: str
+    seed: int
+    description: str
+    calls: tuple[TimedCall, ...]
+    streams: int | None = None  # the closed loop it is meant for, if it is
+
+    def __post_init__(self) -> None:
+        assert all(a.due_s <= b.due_s for a, b in zip(self.calls, self.calls[1:], strict=False)), "calls in order of time"
+
+    def __iter__(self) -> Iterator[TimedCall]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Mean rate on its own clock; None when all is due at once."""
+        span_s = self.calls[-1].due_s if self.calls else 0.0
+        return len(self.calls) / span_s if span_s > 0 else None
+
+    @property
+    def facts(self) -> WorkloadFacts:
+        return WorkloadFacts(self.name, self.seed, self.description, self.hash(), len(self.calls))
+
+    def hash(self) -> str:
+        """Of everything that is asked, and when; not of the load, which stretches times."""
+        digest = hashlib.sha256()
+        for call in self.calls:
+            digest.update(msgspec.json.encode((round(call.due_s * 1e6), asdict(call) | {"due_s": 0})))
+        return digest.hexdigest()[:16]
 
 
-def calls_of(work: Work, style: PromptStyle, seed: int) -> list[Call]:
-    """The work's calls. Prompts of different (work, seed) share no prefix; inside one only `shared_tokens` do."""
-    draw = random.Random(f"{work.name}/{seed}")
-    shared = random_ids(draw, work.shared_tokens)
-    return [completion(shared + random_ids(draw, work.prompt_tokens), work.output_tokens, style) for _ in range(work.requests)]
+@dataclass(frozen=True, slots=True)
+class WorkloadFacts:
+    """What a result file keeps of a workload."""
 
-
-def random_ids(draw: random.Random, count: int) -> list[int]:
-    return [draw.randint(FIRST_PLAIN_ID, LAST_PLAIN_ID) for _ in range(count)]
-
-
-def completion(prompt_ids: list[int], output_tokens: int, style: PromptStyle) -> Call:
-    """A streamed greedy completion of exactly `output_tokens` tokens."""
-    body: dict[str, object] = {
-        "model": style.model,
-        "prompt": " ".join(f"w{i}" for i in prompt_ids[::4]) if style.as_text else prompt_ids,
-        "max_tokens": output_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if style.ask_ids:
-        body["return_token_ids"] = True
-    return json_call(
-        "/v1/completions",
-        body,
-        Expectation(prompt_tokens=None if style.as_text else len(prompt_ids), completion_tokens=output_tokens),
-    )
+    name: str
+    seed: int
+    description: str
+    hash: str
+    requests: int

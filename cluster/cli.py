@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cluster.commands import CommandsOfOthers
 from cluster.flags import with_config_flags
 
 EXIT_USAGE = 2
@@ -18,6 +19,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 cli = typer.Typer(
     name="rantang",
+    cls=CommandsOfOthers,
     help="Serve language models on a cluster: prefix-aware routing, continuous batching, paged KV.",
     no_args_is_help=True,
     add_completion=False,

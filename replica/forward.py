@@ -53,10 +53,13 @@ class TorchForward:
     pool: Tensor
 
     def compute(self, inputs: StepInputs) -> Computed:
-        plan = self.operators.plan_attention(inputs.batch, self.layout, self.dtype, self.device)
+        plans = {
+            window: self.operators.plan_attention(inputs.batch, self.layout, self.dtype, self.device, window)
+            for window in dict.fromkeys(self.model.config.layer_windows)
+        }
         token_ids = torch.from_numpy(inputs.token_ids).to(self.device)
         positions = torch.from_numpy(inputs.positions).to(self.device)
-        hidden = self.model.forward(token_ids, positions, self.pool, plan)
+        hidden = self.model.forward(token_ids, positions, self.pool, plans)
         if not inputs.drawing:
             return Computed(hidden, hidden.new_empty((0, self.model.config.vocab_size)))
         if len(inputs.drawing) == hidden.shape[0]:

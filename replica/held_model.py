@@ -19,9 +19,11 @@ from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
 from replica.forward import CpuForward, Forward, TorchForward
 from replica.kv_pool import PoolSize, size_pool
-from replica.models.config import ModelConfig, read_model_config, shard_problem
+from replica.models.config import read_model_config
 from replica.models.loader import Placement, load_model, open_source, rotary_table
 from replica.models.loader_cpu import CpuPlacement, load_decoder
+from replica.models.model_config import ModelConfig, shard_problem
+from replica.models.tensors import check_tensors
 from replica.parallel.group import TensorParallel
 from replica.step_choice import choose_step
 
@@ -62,6 +64,7 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     problem = shard_problem(model_config, tp.size)
     if problem:
         raise ModelError(f"{config.model}: {problem}")
+    check_tensors(files, model_config)
     device = choose_device(tp.rank)
     operators = choose_operators(device)
     dtype = _dtype(config, device)

@@ -14,7 +14,7 @@ from kernels.cpu.decoder import unfit
 from kernels.ops import CPU_STEP, KERNELS_VARIABLE, wanted_kernels
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
-from replica.models.config import ModelConfig
+from replica.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

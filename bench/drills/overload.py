@@ -19,10 +19,12 @@ from bench import metrics_page, result, stack
 from bench.connection import Target
 from bench.load_client import LoadClient, closed_loop
 from bench.metrics_page import MetricsPage
+from bench.prompt_style import PromptStyle, completion, random_ids
+from bench.quantiles import quantile
 from bench.record import Outcome, RequestRecord
 from bench.result import Result, WorkResult
-from bench.summary import quantile, summarize
-from bench.workload import PromptStyle, Work, calls_of, completion, random_ids
+from bench.summary import summarize
+from bench.works import Work, calls_of
 
 REQUESTS = 160
 PROMPT_TOKENS = 400

@@ -9,9 +9,9 @@ import pytest
 
 from bench.load_client import Call, LoadClient
 from bench.metrics_page import RUNNING
+from bench.prompt_style import PromptStyle, completion, random_ids
 from bench.record import Outcome
 from bench.stack import Stack
-from bench.workload import PromptStyle, completion, random_ids
 from tests.end_to_end.idle import page, seconds_until_idle
 
 pytestmark = pytest.mark.cluster

@@ -96,7 +96,7 @@ def test_blocks_of_a_gguf_keep_their_values(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model.gguf"
     write_llama_gguf(path, gguf.GGMLQuantizationType[kind], **FITTING)
     files = resolve(str(path))
-    source = GgufSource(files, read_model_config(files).head_dim)
+    source = GgufSource(files, read_model_config(files))
     for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"):
         groups = source.groups(name)
         assert groups is not None
