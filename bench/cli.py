@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from bench.peers.cli import app as peers
+
 app = typer.Typer(
     name="bench",
     help="Measure a server: scorecards, sweeps, comparisons.",
@@ -12,6 +14,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.add_typer(peers)
 
 
 @app.callback()

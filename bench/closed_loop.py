@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import uvloop
@@ -21,9 +22,11 @@ from bench.works import WORKS, Work, calls_of
 B_OUTPUT_TOKENS_PER_S_MIN = 156.0
 
 
-async def measure(url: str, works: list[Work], style: PromptStyle, seed: int, console: Console) -> tuple[WorkResult, ...]:
+async def measure(
+    url: str, works: Sequence[Work], style: PromptStyle, seed: int, console: Console, *, new_connections: bool = False
+) -> tuple[WorkResult, ...]:
     """Each work once, after a short warm-up with prompts of its own."""
-    client = LoadClient(Target.parse(url))
+    client = LoadClient(Target.parse(url), reuse_connections=not new_connections)
     results: list[WorkResult] = []
     try:
         for work in works:

@@ -157,10 +157,10 @@ def command_line(argv: list[str]) -> str:
         start = "python -m " + ".".join(module.relative_to(ROOT).with_suffix("").parts)
     else:
         start = module.name
-    return " ".join([start, *(shlex.quote(_public(argument)) for argument in argv[1:])])
+    return " ".join([start, *(shlex.quote(public(argument)) for argument in argv[1:])])
 
 
-def _public(argument: str) -> str:
+def public(argument: str) -> str:
     argument = re.sub(r"(https?://)(?!127\.0\.0\.1|localhost)[^/:\s]+", r"\1HOST", argument)
     if argument.startswith("/"):
         path = Path(argument)

@@ -21,7 +21,7 @@ from replica.contract.model_files import ModelFiles
 from replica.models.weight_source import WHOLE, Part
 
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_INSIDE = {
+INSIDE = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -80,7 +80,7 @@ def gguf_name(name: str) -> str:
     match = _LAYER.fullmatch(name)
     if match is not None:
         layer, inside, kind = match.groups()
-        return f"blk.{layer}.{_INSIDE.get(inside, inside)}.{kind}"
+        return f"blk.{layer}.{INSIDE.get(inside, inside)}.{kind}"
     stem, _, kind = name.rpartition(".")
     return f"{_TOP.get(stem, stem)}.{kind}"
 
