@@ -1,7 +1,7 @@
 """Does our load client see what an independent one sees? `vllm bench serve` and ours, turn by turn, against the fixed-timing mock.
 
-The same closed loop for both: so many streams, prompts and tokens; medians of the runs of each are compared. vLLM's client
-warms up with one request of its own and counts its TTFT from sending, as ours does in a closed loop.
+The same load for both, and medians of the runs of each are compared. In a closed loop the fixed timing keeps all streams in
+step, and a client's TTFT then holds the time it takes to send that many requests at once; `--rate` spaces requests evenly.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from statistics import median
 import uvloop
 
 from bench import result
+from bench.arrivals import evenly
 from bench.connection import Target
-from bench.load_client import LoadClient, closed_loop
+from bench.load_client import LoadClient, closed_loop, open_loop
 from bench.peers.home import DEFAULT, Home, PeerError
 from bench.peers.vllm import FOLDER, Vllm
 from bench.prompt_style import PromptStyle
@@ -30,7 +31,16 @@ from bench.works import Work, calls_of
 
 BOUND_PERCENT = 3.0
 RUN_TIMEOUT_S = 180.0
+EVEN_BURSTINESS = 1_000_000  # the shape of their gamma intervals: so large that all are equal
 FIGURES = ("ttft_ms", "itl_ms", "output_tokens_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`rate_per_s`: an open loop of evenly spaced requests; None: a closed loop of the work's streams."""
+
+    work: Work
+    rate_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +53,24 @@ class Seen:
     completed: int
 
 
-async def ours(url: str, work: Work) -> Seen:
+async def ours(url: str, load: Load) -> Seen:
     client = LoadClient(Target.parse(url))
+    calls = calls_of(load.work, PromptStyle("mock"), 0)
     try:
-        summary = summarize(await closed_loop(client, calls_of(work, PromptStyle("mock"), 0), streams=work.streams))
+        if load.rate_per_s is None:
+            records = await closed_loop(client, calls, streams=load.work.streams)
+        else:
+            records = await open_loop(client, calls, evenly(load.rate_per_s, len(calls)))
     finally:
         client.close()
+    summary = summarize(records)
     latencies = summary.latencies
     assert latencies.ttft_ms.p50 is not None and latencies.itl_ms.p50 is not None, summary.problems
     return Seen(latencies.ttft_ms.p50, latencies.itl_ms.p50, summary.output_tokens_per_s, summary.completed)
 
 
-def theirs_command(home: Home, url: str, work: Work, file: Path) -> list[str]:
+def theirs_command(home: Home, url: str, load: Load, file: Path) -> list[str]:
+    work = load.work
     settings = {
         "--backend": "openai",
         "--base-url": url,
@@ -65,20 +81,23 @@ def theirs_command(home: Home, url: str, work: Work, file: Path) -> list[str]:
         "--random-input-len": str(work.prompt_tokens),
         "--random-output-len": str(work.output_tokens),
         "--num-prompts": str(work.requests),
-        "--max-concurrency": str(work.streams),
         "--percentile-metrics": "ttft,itl",
         "--result-dir": str(file.parent),
         "--result-filename": file.name,
     }
+    if load.rate_per_s is None:
+        settings["--max-concurrency"] = str(work.streams)
+    else:
+        settings |= {"--request-rate": f"{load.rate_per_s:g}", "--burstiness": f"{EVEN_BURSTINESS}"}
     flat = [part for pair in settings.items() for part in pair]
     return [str(home.executable(FOLDER, "vllm")), "bench", "serve", *flat, "--ignore-eos", "--disable-tqdm", "--save-result"]
 
 
-def theirs(home: Home, url: str, work: Work) -> Seen:
+def theirs(home: Home, url: str, load: Load) -> Seen:
     """Raises PeerError."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.json"
-        command = theirs_command(home, url, work, file)
+        command = theirs_command(home, url, load, file)
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
         if done.returncode or not file.is_file():
             raise PeerError(f"vllm bench serve: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -103,7 +122,7 @@ def metrics_of(own: Sequence[Seen], other: Sequence[Seen], work: Work) -> tuple[
     return tuple(metrics)
 
 
-def compare(home: Home, work: Work, runs: int, mock: Sequence[str]) -> Result:
+def compare(home: Home, load: Load, runs: int, mock: Sequence[str]) -> Result:
     """Raises PeerError."""
     own: list[Seen] = []
     other: list[Seen] = []
@@ -112,21 +131,23 @@ def compare(home: Home, work: Work, runs: int, mock: Sequence[str]) -> Result:
         try:
             url = f"http://{server.stdout.readline().split()[-1]}"
             for turn in range(runs):
-                other.append(theirs(home, url, work))
-                own.append(uvloop.run(ours(url, work)))
+                other.append(theirs(home, url, load))
+                own.append(uvloop.run(ours(url, load)))
                 print(f"run {turn + 1}: theirs {other[-1]}\n       ours   {own[-1]}", flush=True)
         finally:
             server.terminate()
-    command = home.public(" ".join(theirs_command(home, "http://127.0.0.1:PORT", work, Path("DIR/run.json"))))
+    command = home.public(" ".join(theirs_command(home, "http://127.0.0.1:PORT", load, Path("DIR/run.json"))))
     configuration = {"theirs": Vllm().version(home), "their_command": command, "mock": " ".join(["python", *mock[1:]]), "runs": str(runs)}
-    details = {"ours": own, "theirs": other, "work": work.description, "requests": work.requests}
-    return Result("agreement", configuration, metrics=metrics_of(own, other, work), details=details)
+    configuration["load"] = load.work.description if load.rate_per_s is None else f"{load.rate_per_s:g} req/s, evenly spaced"
+    details = {"ours": own, "theirs": other, "requests": load.work.requests}
+    return Result("agreement", configuration, metrics=metrics_of(own, other, load.work), details=details)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="of each client")
     parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--rate", type=float, help="requests per second, evenly spaced; else a closed loop of --streams")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--first-ms", type=float, default=100.0)
@@ -141,7 +162,7 @@ def main() -> int:
     pace = ["--first-ms", f"{options.first_ms:g}", "--token-ms", f"{options.token_ms:g}"]
     work = Work("agreement", options.streams, 128, options.output_tokens, options.requests)
     try:
-        outcome = compare(home, work, options.runs, [sys.executable, "-m", "bench.mock_openai", *pace])
+        outcome = compare(home, Load(work, options.rate), options.runs, [sys.executable, "-m", "bench.mock_openai", *pace])
     except (PeerError, subprocess.TimeoutExpired) as error:
         print(error)
         return 1

@@ -24,22 +24,33 @@ FILE_TYPE_BF16 = 32  # ggml's LLAMA_FTYPE_MOSTLY_BF16
 
 def make_checkpoint(files: ModelFiles, folder: Path) -> None:
     """config.json, model.safetensors and the tokenizer in `folder`. Raises ModelError for a model that is not written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_weights(files, folder)
+    write_tokenizer(files, folder)
+
+
+def write_weights(files: ModelFiles, folder: Path) -> None:
     config, header = read_model_config(files), read_gguf_header(files.gguf)
     if config.rope_scaling is not None:
         raise ModelError(f"{files.gguf}: a checkpoint of a model with rope scaling is not made")
-    folder.mkdir(parents=True, exist_ok=True)
     source = GgufSource(files, config.head_dim)
     tensors = {name: source.read(name).bfloat16().contiguous() for name in tensor_names(config) if source.has(name)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     del tensors
     source.close()
+    _write_json(folder / "config.json", config_fields(config, header))
+    _write_json(folder / "generation_config.json", {"eos_token_id": sorted(config.eos_token_ids), "do_sample": False})
+
+
+def write_tokenizer(files: ModelFiles, folder: Path) -> None:
+    """As our router reads it from the GGUF: transformers' own conversion loses the step that splits digits."""
+    header = read_gguf_header(files.gguf)
     encoder_from_gguf(header.metadata).save(str(folder / "tokenizer.json"))
-    for name, fields in (
-        ("config.json", config_fields(config, header)),
-        ("generation_config.json", {"eos_token_id": sorted(config.eos_token_ids), "do_sample": False}),
-        ("tokenizer_config.json", tokenizer_fields(config, header)),
-    ):
-        (folder / name).write_text(json.dumps(fields, indent=1) + "\n")
+    _write_json(folder / "tokenizer_config.json", tokenizer_fields(read_model_config(files), header))
+
+
+def _write_json(path: Path, fields: dict[str, object]) -> None:
+    path.write_text(json.dumps(fields, indent=1) + "\n")
 
 
 def tensor_names(config: ModelConfig) -> list[str]:

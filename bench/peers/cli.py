@@ -20,17 +20,18 @@ app = typer.Typer(
 
 PeersDir = Annotated[Path, typer.Option("--peers-dir", help="where peers are installed")]
 PEERS_DIR = Path("~/.cache/rantang/peers")
-GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "end_to_end" / "golden_small.json"
+GOLDEN = "tests/end_to_end/golden_small.json"
 
 
 @app.callback(invoke_without_command=True)
 def compare(
     context: typer.Context,
+    *,
     peers: Annotated[str, typer.Option(help="names (see `list`) or URLs, with commas")] = "vllm,vllm-default,llama.cpp,llama.cpp-gguf",
     works: Annotated[str, typer.Option(help="which works, by letter")] = "a,b,c,d,e",
     requests: Annotated[str, typer.Option(help="other numbers of requests, e.g. a=2,c=32")] = "",
     ours: Annotated[list[str] | None, typer.Option(help="LABEL=ARGUMENTS of `rantang serve`; may be given several times")] = None,
-    golden: Annotated[Path | None, typer.Option(help="recorded greedy outputs that every server must say; none: not checked")] = GOLDEN,
+    golden: Annotated[str, typer.Option(help="recorded greedy outputs that every server must say; empty: not checked")] = GOLDEN,
     seed: int = 0,
     peers_dir: PeersDir = PEERS_DIR,
 ) -> None:

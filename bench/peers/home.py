@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.peers.checkpoint import make_checkpoint, make_gguf
 from replica.contract import model_files
 
 DEFAULT = Path("~/.cache/rantang/peers")
@@ -55,6 +54,8 @@ class Home:
 
     def make_models(self) -> None:
         """Both bfloat16 forms, where they are not there yet. Whole or not at all."""
+        from bench.peers.checkpoint import make_checkpoint, make_gguf  # torch: two seconds that a comparison need not wait for
+
         files = model_files.resolve(self.model)
         if not self.checkpoint.is_dir():
             partial = self.checkpoint.with_name(self.checkpoint.name + ".partial")

@@ -34,13 +34,13 @@ from router.text.tokenizer_files import tokenizer_from_gguf
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A comparison as it was asked for. `ours`: LABEL=ARGUMENTS each."""
+    """A comparison as it was asked for. `ours`: LABEL=ARGUMENTS each. `golden`: a file, "" for none."""
 
     peers: tuple[str, ...]
     works: str
     requests: str
     ours: tuple[str, ...]
-    golden: Path | None
+    golden: str
     seed: int
 
 
@@ -52,8 +52,8 @@ def compare(request: Request, folder: Path) -> int:
         works = with_requests(closed_loop.chosen_works(request.works), request.requests)
         own = [ours_of(text) for text in request.ours]
         others = [contestant_of(name, home) for name in request.peers]
-        reference = None if request.golden is None else golden.load(request.golden)
-        if any(isinstance(name, str) and "://" not in name for name in request.peers):
+        reference = golden.load(ROOT / request.golden) if request.golden else None
+        if any("://" not in name for name in request.peers):
             home.make_models()
     except (ValueError, OSError, msgspec.MsgspecError, ModelError) as error:
         console.print(f"[red]{error}", highlight=False)

@@ -33,9 +33,8 @@ def markdown_of(columns: Sequence[Column], labels: Sequence[str], works: Sequenc
             lines.append(_row([f"{work.name}: {work.description}" if position == 0 else "", title, *cells]))
         lines.append(_row(["", "completed", *(_completed(column.work(work.name)) for column in shown)]))
         for label in labels:
-            own = mean_of_ours(columns, label, work.name)
             by = "TTFT, theirs / ours" if work.name == LONG_PROMPT else "tok/s, ours / theirs"
-            cells = [_ratio(column, label, own, work.name) for column in shown]
+            cells = [_ratio(column, label, columns, work.name) for column in shown]
             lines.append(_row(["", f"**{label}**: {by}", *cells]))
     lines.append(_row(["start to ready, s", "", *(_cell(column.start_s) for column in shown)]))
     lines.append(_row(["PSS MiB, idle / after", "", *(f"{_cell(column.idle_mib)} / {_cell(column.loaded_mib)}" for column in shown)]))
@@ -44,10 +43,15 @@ def markdown_of(columns: Sequence[Column], labels: Sequence[str], works: Sequenc
     return "\n".join(lines) + "\n"
 
 
-def _ratio(column: Column, label: str, own: float | None, work: str) -> str:
+def _ratio(column: Column, label: str, columns: Sequence[Column], work: str) -> str:
+    """In the second column of ours, what became of the first: the drift of the machine."""
     if column.name == label:
         return "1"
-    value = ratio(own, column.figure(work), work)
+    if column.name == label + AGAIN:
+        first = next((one.figure(work) for one in columns if one.name == label), None)
+        drift = ratio(column.figure(work), first, work)
+        return "–" if drift is None else f"{drift:.2f} × the first"
+    value = ratio(mean_of_ours(columns, label, work), column.figure(work), work)
     return "–" if value is None else f"**{value:.2f}**"
 
 

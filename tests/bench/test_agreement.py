@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench import agreement
-from bench.agreement import Seen, metrics_of, ours, read_theirs
+from bench.agreement import Load, Seen, metrics_of, ours, read_theirs, theirs_command
 from bench.mock_openai import Pace
 from bench.peers.home import Home, PeerError
 from bench.works import Work
@@ -37,10 +37,11 @@ def test_one_slow_run_of_three_is_no_difference() -> None:
     assert all(metric.holds is not False for metric in metrics_of(own, [SEEN] * 3, WORK))
 
 
-async def test_our_side_sees_the_pace_of_the_mock(pair: StartPair) -> None:
+@pytest.mark.parametrize("rate_per_s", [None, 50.0], ids=["closed", "open"])
+async def test_our_side_sees_the_pace_of_the_mock(pair: StartPair, rate_per_s: float | None) -> None:
     served = await pair(pace=Pace(first_ms=30.0, token_ms=10.0))
-    seen = await ours(f"http://127.0.0.1:{served.port}", WORK)
-    assert seen.completed == 4 and seen.ttft_ms >= 29.0 and seen.itl_ms > 5.0
+    seen = await ours(f"http://127.0.0.1:{served.port}", Load(WORK, rate_per_s))
+    assert seen.completed == 4 and seen.ttft_ms >= 29.0 and seen.output_tokens_per_s > 0
 
 
 def test_their_report_is_read() -> None:
@@ -48,6 +49,14 @@ def test_their_report_is_read() -> None:
     assert read_theirs(report) == SEEN
     with pytest.raises(KeyError):
         read_theirs({})
+
+
+def test_both_get_the_same_load(tmp_path: Path) -> None:
+    closed, even = (theirs_command(Home(tmp_path), "http://127.0.0.1:1", Load(WORK, rate), tmp_path / "x") for rate in (None, 8.0))
+    assert closed[closed.index("--max-concurrency") + 1] == "2" and "--request-rate" not in closed
+    assert even[even.index("--request-rate") + 1] == "8" and "--max-concurrency" not in even
+    for command in (closed, even):
+        assert command[command.index("--num-prompts") + 1] == "4" and command[command.index("--random-output-len") + 1] == "5"
 
 
 FAKE_VLLM = """#!{python}
@@ -66,10 +75,10 @@ def test_their_client_is_run_and_its_failure_told(tmp_path: Path) -> None:
     program.parent.mkdir(parents=True)
     program.write_text(FAKE_VLLM.format(python=sys.executable))
     program.chmod(0o755)
-    assert agreement.theirs(home, "http://127.0.0.1:80", WORK) == SEEN
+    assert agreement.theirs(home, "http://127.0.0.1:80", Load(WORK)) == SEEN
     with pytest.raises(PeerError, match="exit code 1\ncannot connect"):
-        agreement.theirs(home, "http://127.0.0.0:9", WORK)
+        agreement.theirs(home, "http://127.0.0.0:9", Load(WORK))
     mock = [sys.executable, "-m", "bench.mock_openai", "--first-ms", "20", "--token-ms", "5"]
-    outcome = agreement.compare(home, WORK, 1, mock)
+    outcome = agreement.compare(home, Load(WORK), 1, mock)
     assert outcome.holds is False  # the fake's figures are not the mock's
     assert str(tmp_path) not in json.dumps(outcome.configuration)
