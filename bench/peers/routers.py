@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from bench.peers.home import Home
 from bench.peers.peer import Launch, Prompts, not_installed
+from bench.stack import free_port
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class PublicRouter:
 
     def launch(self, home: Home, port: int) -> Launch:
         argv = [str(home.executable(self.name, "python")), "-m", self.module, "--host", "127.0.0.1", "--port", str(port)]
-        return Launch((*argv, "--policy", "cache_aware", "--worker-urls", *self.workers))
+        metrics = ["--prometheus-port", str(free_port())]  # a fixed one by default: two could not run
+        return Launch((*argv, *metrics, "--policy", "cache_aware", "--worker-urls", *self.workers))
 
 
 def sglang_router(workers: tuple[str, ...] = ()) -> PublicRouter:
