@@ -43,8 +43,8 @@ class Starting:
             if match is None:
                 continue
             if (
-                self._lacking(request, match) <= budget.tokens - floor
-                and self._fit(request, match) == self._lacking(request, match)
+                len(request.tokens) - match.computed <= budget.tokens - floor
+                and self._fit(request, match) == len(request.tokens) - match.computed
                 and self._has_room(request, match)
             ):
                 self._start(request, match)
@@ -66,7 +66,7 @@ class Starting:
             if match is None:
                 continue
             fits = self._fit(request, match)
-            may = fits == self._lacking(request, match) or (fits > 0 and self._may_be_partial(request))
+            may = fits == len(request.tokens) - match.computed or (fits > 0 and self._may_be_partial(request))
             if may and self._has_room(request, match):
                 self._start(request, match)
                 continue
@@ -76,9 +76,8 @@ class Starting:
 
     def _may_be_partial(self, request: Request) -> bool:
         """Not too many are partly computed; those less urgent than `request` do not count."""
-        done = self._builder.completed
-        partials = sum(1 for r in self._roster.running if r.remaining > 1 and r.priority <= request.priority and r.number not in done)
-        return partials < self._policy.partial_prefills_max
+        not_less_urgent = (other for other in self._roster.running if other.priority <= request.priority)
+        return self._builder.partials(not_less_urgent) < self._policy.partial_prefills_max
 
     def _match(self, request: Request) -> Match | None:
         """What the cache holds for it; None if it stands back in this step of its own accord."""
@@ -121,11 +120,5 @@ class Starting:
             )
         return self._forecast
 
-    def _computed(self, request: Request, match: Match) -> int:
-        return len(request.tokens) - 1 if match.copy_source is not None else len(match.hits) * self._roster.kv.block_size
-
-    def _lacking(self, request: Request, match: Match) -> int:
-        return len(request.tokens) - self._computed(request, match)
-
     def _fit(self, request: Request, match: Match) -> int:
-        return self._budget.fit(self._computed(request, match), self._lacking(request, match), self._policy.chunk_tokens_max)
+        return self._budget.fit(match.computed, len(request.tokens) - match.computed, self._policy.chunk_tokens_max)

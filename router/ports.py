@@ -80,6 +80,7 @@ class PoolStatus:
     waiting: int = 0  # requests queued at replicas
     queued: int = 0  # requests queued at this router
     kv_usage: float = 0.0  # part of the fleet's KV blocks that is referenced, 0–1
+    preemptions: int = 0  # of the replicas connected, each since its start
 
 
 class Backend(Protocol):

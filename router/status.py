@@ -35,6 +35,7 @@ def pool_status(board: Switchboard, limits: EngineLimits | None, named: tuple[st
         waiting=sum(one.view.load.waiting + one.view.claims.requests for one in known),
         queued=board.reception.queue.depth,
         kv_usage=1.0 - unused / blocks if blocks else 0.0,
+        preemptions=sum(one.view.load.preemptions for one in known),
     )
 
 

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.markdown import Markdown
 
-from bench import closed_loop, golden, result
+from bench import golden, result
 from bench.golden import Golden
 from bench.peers import comparison, contestant, same_model
 from bench.peers.contestant import Contestant
@@ -24,9 +24,8 @@ from bench.peers.registry import peer, peers
 from bench.peers.routers import PublicRouter
 from bench.peers.same_model import SameModel
 from bench.peers.table import markdown_of
-from bench.prompt_style import PromptStyle
+from bench.peers.work_runs import chosen_works, measure, with_requests
 from bench.result import ROOT, WorkResult
-from bench.works import Work
 from replica.contract.gguf_header import read_gguf_header
 from replica.contract.model_error import ModelError
 from router.text.tokenizer_files import tokenizer_from_gguf
@@ -49,7 +48,7 @@ def compare(request: Request, folder: Path) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     home = Home(folder)
     try:
-        works = with_requests(closed_loop.chosen_works(request.works), request.requests)
+        works = with_requests(chosen_works(request.works), request.requests)
         own = [ours_of(text) for text in request.ours]
         others = [contestant_of(name, home) for name in request.peers]
         reference = golden.load(ROOT / request.golden) if request.golden else None
@@ -59,11 +58,10 @@ def compare(request: Request, folder: Path) -> int:
         console.print(f"[red]{error}", highlight=False)
         return 2
 
-    async def measure(one: Contestant, url: str) -> tuple[WorkResult, ...]:
-        style = PromptStyle(one.prompts.model, as_text=one.prompts.as_text, ask_ids=one.prompts.ask_ids)
-        return await closed_loop.measure(url, works, style, request.seed, console, new_connections=one.prompts.new_connections)
+    async def measure_one(one: Contestant, url: str) -> tuple[WorkResult, ...]:
+        return await measure(url, works, one.prompts, request.seed)
 
-    columns = comparison.compare(own, others, measure, check_of(reference, home), console.print)
+    columns = comparison.compare(own, others, measure_one, check_of(reference, home), console.print)
     labels = [one.name for one in own]
     configuration = {"works": ",".join(work.name for work in works), "requests": ",".join(f"{w.name}={w.requests}" for w in works)}
     outcome = comparison.result_of(columns, labels, works, {**configuration, "seed": str(request.seed)})
@@ -99,17 +97,6 @@ def contestant_of(name: str, home: Home) -> Contestant:
     if "://" in name:
         return contestant.of_url(name, Prompts(ask_ids=False))
     return contestant.of_peer(peer(name, home), home)
-
-
-def with_requests(works: Sequence[Work], given: str) -> list[Work]:
-    """`given`: a=2,c=32. Raises ValueError."""
-    counts: dict[str, int] = {}
-    for pair in filter(None, given.split(",")):
-        name, _, count = pair.partition("=")
-        if name not in {work.name for work in works} or not count.isdigit() or int(count) < 1:
-            raise ValueError(f"requests must be WORK=COUNT of the chosen works, got {pair!r}")
-        counts[name] = int(count)
-    return [replace(work, requests=counts.get(work.name, work.requests)) for work in works]
 
 
 def install(name: str, folder: Path) -> int:

@@ -176,6 +176,9 @@ class _OnRead(Collector):
             gauge = GaugeMetricFamily(name, help_text, labels=["model_name"])
             gauge.add_metric([self._model], float(value))
             yield gauge
+        preempted = CounterMetricFamily("vllm:num_preemptions", "Preemptions on the connected replicas.", labels=["model_name"])
+        preempted.add_metric([self._model], status.preemptions)
+        yield preempted
         ended = CounterMetricFamily("rantang:requests", "Requests by their end.", labels=["model_name", "outcome"])
         for outcome in Outcome:
             ended.add_metric([self._model, outcome.value], self._metrics.ended(outcome))

@@ -13,16 +13,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
-from bench import closed_loop, processes
-from bench.peers import comparison, contestant
+from bench import processes
+from bench.peers import comparison, contestant, work_runs
 from bench.peers.comparison import AGAIN, Column, column_of, compare, metrics_of, ratio
 from bench.peers.contestant import Contestant, Running
 from bench.peers.home import Home, PeerError
 from bench.peers.same_model import SameModel
 from bench.peers.table import markdown_of
-from bench.prompt_style import PromptStyle
 from bench.result import ROOT, WorkResult
 from bench.works import Work
 from tests.bench.peers.fake_peer import FakePeer
@@ -31,7 +29,7 @@ WORK = Work("b", streams=2, prompt_tokens=8, output_tokens=4, requests=4)
 
 
 async def measure(one: Contestant, url: str) -> tuple[WorkResult, ...]:
-    return await closed_loop.measure(url, [WORK], PromptStyle(one.prompts.model), 0, Console(quiet=True))
+    return await work_runs.measure(url, [WORK], one.prompts, 0)
 
 
 async def unchecked(one: Contestant, url: str) -> SameModel | None:

@@ -10,9 +10,10 @@ import pytest
 from bench.peers import vllm
 from bench.peers.home import Home, PeerError
 from bench.peers.llama_cpp import LlamaCpp
-from bench.peers.main import mock_worker, ours_of, with_requests
+from bench.peers.main import mock_worker, ours_of
 from bench.peers.registry import peer, peers
 from bench.peers.vllm import Vllm, name_as_vllm
+from bench.peers.work_runs import chosen_works, with_requests
 from bench.stack import get_status
 from bench.works import WORKS
 
@@ -116,3 +117,10 @@ def test_ours_has_a_label_and_arguments() -> None:
     for wrong in ("--dtype bfloat16", "=x", "--dtype=bfloat16"):
         with pytest.raises(ValueError, match="LABEL=ARGUMENTS"):
             ours_of(wrong)
+
+
+def test_works_by_letter() -> None:
+    assert [work.name for work in chosen_works("e, a")] == ["a", "e"]
+    for wrong in ("z", "", "a,z"):
+        with pytest.raises(ValueError, match="there are a, b, c, d, e"):
+            chosen_works(wrong)
