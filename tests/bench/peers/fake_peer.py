@@ -1,4 +1,4 @@
-"""A peer made of the mock: it starts a child as real servers do, and can refuse to start."""
+"""A peer made of the mock: it starts a child as real servers do, may forget it, and can refuse to start."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from bench.peers.home import Home
 from bench.peers.peer import Launch, Prompts
 
 SCRIPT = """
-import asyncio, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
-print("child", child.pid, flush=True)
+import asyncio, signal, subprocess, sys
 mode, port = sys.argv[1], int(sys.argv[2])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+def stop(*_):
+    if mode != "careless":
+        child.kill(); child.wait()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
 if mode == "broken":
     sys.exit("no such model")
 if mode == "mute":
-    import time; time.sleep(300)
+    signal.pause()
 from bench.mock_openai import Fault, MockServer
 async def serve():
-    await MockServer(fault=Fault(mode)).start(port)
+    await MockServer(fault=Fault("none" if mode == "careless" else mode)).start(port)
     await asyncio.Event().wait()
 asyncio.run(serve())
 """
@@ -28,7 +32,7 @@ asyncio.run(serve())
 
 @dataclass(frozen=True, slots=True)
 class FakePeer:
-    """`mode`: a fault of the mock, "broken" (it dies at once) or "mute" (it never gets ready)."""
+    """`mode`: a fault of the mock, "careless" (its child outlives it), "broken" (so too, and it dies at once) or "mute" (never ready)."""
 
     script: Path
     mode: str = "none"
