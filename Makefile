@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check bench clean
+.PHONY: help venv serve test sim check bench clean
 
 help:  ## say what there is
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ serve: $(STAMP)  ## serve SmolLM2-135M with two replicas on 127.0.0.1:8000 (ARGS
 
 test: $(STAMP)  ## run the tests (ARGS="-k router …")
 	@$(BIN)/python -m pytest $(ARGS)
+
+sim: $(STAMP)  ## 2,000 seeded fault schedules against the production router and engine (ARGS="--seed 7 --count 1")
+	@$(BIN)/python -m bench.simulator.schedule $(ARGS)
 
 check: $(STAMP)  ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff check .

@@ -94,17 +94,51 @@ def prompt(seed: int, length: int) -> list[int]:
     return [3 + (seed * 7919 + i * 104_729 + i * i * 31) % (VOCAB - 3) for i in range(length)]
 
 
-def cost_s(running: int, steps: int) -> float:
-    """Median seconds of planning and settling a step of `running` decodes."""
-    bench = Bench(blocks=running * 64, seqs=running)
+def decoding(running: int) -> Bench:
+    """`running` requests, all of them past their prompt."""
+    bench = Bench(blocks=running * 256, seqs=running)  # room for all that they may grow to
     for i in range(running):
         bench.add(prompt(i, 64), 4000)
     while any(request.remaining > 1 for request in bench.engine.roster.running) or len(bench.engine.roster.waiting):
         bench.step()
+    assert len(bench.engine.roster.running) == running, "some ended before all had begun"
+    return bench
+
+
+def cost_s(running: int, steps: int) -> float:
+    """Median seconds of planning and settling a step of `running` decodes."""
+    bench = decoding(running)
     bench.planning_s.clear()
     for _ in range(steps):
         bench.step()
+        bench.steps.clear()  # what a step was is not kept here: it would be timed by the garbage collector
     return statistics.median(bench.planning_s)
+
+
+def overloaded_s(steps: int) -> float:
+    """Median seconds per running request of a step while 300 requests wait that do not fit the pool."""
+    bench = Bench(blocks=4096, seqs=512)
+    for i in range(556):
+        bench.add(prompt(i, 64 if i < 256 else 256), 1000, known=False)
+    for _ in range(60):
+        bench.step()
+    bench.planning_s.clear()
+    for _ in range(steps):
+        bench.step()
+        bench.steps.clear()  # what a step was is not kept here: it would be timed by the garbage collector
+    assert len(bench.engine.roster.waiting) >= 300
+    return statistics.median(bench.planning_s) / len(bench.engine.roster.running)
+
+
+def report_s(running: int, times: int) -> float:
+    """Median seconds of a load report, which goes out with every step."""
+    bench = decoding(running)
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        bench.engine.load()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
 
 
 def cpu_metrics(steps: int) -> list[Metric]:
@@ -117,6 +151,8 @@ def cpu_metrics(steps: int) -> list[Metric]:
         result.plain("cpu.per_running_request.1024", each[1024], "µs"),
         result.at_most("cpu.per_running_request.1024_over_16", each[1024] / each[16], 1.25, "×"),
         result.at_most("cpu.step_of_64", 1e3 * seconds[64], 0.35, "ms"),
+        result.at_most("cpu.per_running_request.overloaded", 1e6 * overloaded_s(min(steps, 150)), 5.0, "µs"),
+        result.plain("cpu.load_report_of_64", 1e3 * report_s(64, steps), "ms"),
     ]
 
 

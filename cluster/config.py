@@ -161,6 +161,6 @@ def _suggest(key: str, known: list[str]) -> str:
 def _sentence(location: tuple[int | str, ...], message: str, value: object) -> str:
     path = ".".join(str(part) for part in location)
     shown = repr(value)
-    secret = "api_keys" in path
+    secret = "api_keys" in path or "tenants" in path or path == "router"
     given = "" if secret or len(shown) > 80 else f" (given: {shown})"
     return f"{path}: {message[:1].lower()}{message[1:]}{given}"

@@ -132,6 +132,7 @@ class Fanout:
             bounces=tuple(parts.bounces),
             events=tuple(connection.events),
             batches=connection.batches,
+            routers=len(self.routers),
         )
         connection.send_frame(frame)
 

@@ -24,6 +24,7 @@ class Starting:
         self._builder = builder
         self._budget = budget
         self._forecast: Forecast | None = None
+        self._least_urgent = max((request.priority for request in roster.running), default=0)
         self._stood_back: set[int] = set()  # numbers; membership only
 
     def start_short(self, partial: list[Request]) -> None:
@@ -96,12 +97,13 @@ class Starting:
         roster = self._roster
         if match.needed > roster.kv.pool.available:
             return False
-        if not roster.running or any(other.priority > request.priority for other in roster.running):
+        if not roster.running or self._least_urgent > request.priority:
             return True
         return self._everyone().fits(request, match.needed)
 
     def _start(self, request: Request, match: Match) -> None:
         self._everyone().add(request, match.needed)
+        self._least_urgent = max(self._least_urgent, request.priority)
         copy = self._roster.start(request, match)
         if copy is not None:
             self._builder.add_copy(copy)

@@ -17,13 +17,14 @@ from router.api.context import Context
 from router.api.endpoints import Chat, Completions
 from router.api.front import Front, http_error
 from router.api.generate import GenerateApp
-from router.api.information import Health, MetricsPage, Models, Ready, Version
+from router.api.information import DecisionsPage, Health, MetricsPage, Models, Ready, Version
 from router.api.intake import Intake
 from router.api.metrics import Metrics
 from router.api.text_pool import TextPool
 from router.api.tokenization import Detokenize, Tokenize
 from router.api.tracing import Tracing
 from router.config import RouterConfig
+from router.policy.classes import Classes
 from router.ports import Backend
 from router.served_model import ServedModel
 
@@ -45,14 +46,16 @@ def build_app(backend: Backend, model: ServedModel, config: RouterConfig, *, tra
 
     `tracer`: where spans go; the process's OpenTelemetry provider unless given.
     """
+    classes = Classes(config.service_classes())
     context = Context(
         backend=backend,
         model=model,
         config=config,
-        metrics=Metrics(model.name, backend.status),
+        metrics=Metrics(model.name, backend, classes),
         tracing=Tracing(model.name, tracer),
         pool=TextPool(),
         intake=Intake(),
+        classes=classes,
     )
     generate = {endpoint.path: GenerateApp(context, endpoint) for endpoint in (Chat(context), Completions(context))}
     routes = [
@@ -65,8 +68,9 @@ def build_app(backend: Backend, model: ServedModel, config: RouterConfig, *, tra
         Route("/ready", Ready(context), methods=["GET"]),
         Route("/version", Version(), methods=["GET"]),
         Route("/metrics", MetricsPage(context), methods=["GET"]),
+        Route("/debug/decisions", DecisionsPage(context), methods=["GET"]),
     ]
-    authenticator = Authenticator(config.api_keys)
+    authenticator = Authenticator(config.api_keys, {name: tenant.api_keys for name, tenant in config.tenants.items()})
     app = RouterApp(
         routes=routes,
         middleware=[Middleware(Front, authenticator=authenticator)],

@@ -15,7 +15,8 @@ import msgspec
 from replica.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from router.effects import CancelAttempt, Emit, Ended, Opened, Reject, Release, StreamEffect, Submit
 from router.policy.incarnation import Incarnation
-from router.ports import Batch, Delta
+from router.policy.prediction import Prediction
+from router.ports import Batch, Delta, Failure
 
 
 class Phase(enum.Enum):
@@ -34,6 +35,7 @@ _LEGAL: dict[Phase, frozenset[Phase]] = {
     Phase.DONE: frozenset(),
 }
 _PLACED = frozenset({Phase.SENT, Phase.HELD})
+LOST_RETRY_S = 2.0  # what Retry-After says of a request that was given up: replicas are being replaced
 BOUNCE_DELAY_S = 0.25  # doubled with every bounce: a queue that is full now is full for the next frame too
 
 
@@ -68,6 +70,7 @@ class Stream:
     bounces: int = 0
     adrift_s: float = 0.0  # when it came adrift
     retry_s: float = 0.0  # whoever has bounced it is not asked again before
+    predicted: Prediction | None = None  # of the present attempt
 
     def move(self, phase: Phase) -> None:
         if phase not in _LEGAL[self.phase]:
@@ -148,6 +151,7 @@ class Dispatch:
             finish=delta.finish,
             stop_id=delta.stop_id,
             error=delta.error,
+            predicted=stream.predicted if facts else None,
         )
         if delta.finish is None:
             return [*effects, self._emit(told)]
@@ -174,9 +178,11 @@ class Dispatch:
         if len(stream.emitted) + len(stream.request.emitted_ids) >= stream.request.sampling.max_tokens:
             return effects + self._finish(stream, Delta(index, finish=FinishReason.LENGTH), cancel=False)
         if len(self._lost) >= self._bounds.replica_losses_max:
-            return effects + self.fail(index, 503, "replicas_lost", f"{len(self._lost)} replicas were lost while they served this request")
+            message = f"{len(self._lost)} replicas were lost while they served this request"
+            return effects + self.fail(index, 503, "replicas_lost", message, LOST_RETRY_S)
         if stream.moves > self._bounds.moves_max:
-            return effects + self.fail(index, 503, "moves", f"this request was moved {self._bounds.moves_max} times and still not finished")
+            message = f"this request was moved {self._bounds.moves_max} times and still not finished"
+            return effects + self.fail(index, 503, "moves", message, LOST_RETRY_S)
         if stream.bounces > self._bounds.bounces_max:
             return effects + self.fail(index, 429, "queue_full", "no replica took this request", 1.0)
         return effects
@@ -187,7 +193,8 @@ class Dispatch:
         if stream.phase is Phase.DONE:
             return []
         if self.yielded:
-            return self._finish(stream, Delta(index, finish=FinishReason.ERROR, error=message), cancel=True)
+            failure = Failure(status, reason, retry_after_s)
+            return self._finish(stream, Delta(index, finish=FinishReason.ERROR, error=message, failure=failure), cancel=True)
         return self.reject(status, reason, message, retry_after_s)
 
     def reject(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> list[StreamEffect]:

@@ -16,10 +16,11 @@ from router.config import RouterConfig
 from router.effects import CancelAttempt, Effect, Emit, Ended, Notice, Opened, Reject, Submit, WantSnapshot
 from router.link import Member
 from router.links import Connect, Links
+from router.policy.classes import Terms
 from router.policy.incarnation import Incarnation
-from router.ports import Batch, PoolStatus, Rejected
+from router.ports import Account, Batch, PoolStatus, Rejected
 from router.session import BatchSession
-from router.status import pool_status
+from router.status import pool_status, pool_totals
 from router.switchboard import Switchboard
 from router.ticker import Ticker
 
@@ -57,9 +58,12 @@ class Dispatcher:
         if self._stopping:
             raise Rejected(503, "stopping", "this router is stopping", 1.0)
         number, effects = self.board.arrive(batch, self._clock())
-        session = BatchSession(
-            stop=lambda index: self._carry_out(self.board.stop(number, index, self._clock())), close=lambda: self._close(number)
-        )
+
+        def close() -> None:
+            self._forget(number)
+            self._carry_out(self.board.close(number, self._clock()))
+
+        session = BatchSession(stop=lambda index: self._carry_out(self.board.stop(number, index, self._clock())), close=close)
         self._sessions[number] = session
         try:
             self._carry_out(effects)
@@ -69,10 +73,10 @@ class Dispatcher:
             raise
         return session
 
-    def foresee(self, arrival_s: float, queue_time_slo_s: float | None, about_tokens: int) -> Rejected | None:
+    def foresee(self, arrival_s: float, terms: Terms, about_tokens: int) -> Rejected | None:
         if self._stopping:
             return None
-        refusal = self.board.reception.foresee(arrival_s, queue_time_slo_s, about_tokens, self._clock())
+        refusal = self.board.reception.foresee(arrival_s, terms, about_tokens, self._clock())
         if refusal is None:
             return None
         self.board.traffic.tally.turned_away(refusal.reason)
@@ -80,6 +84,9 @@ class Dispatcher:
 
     def status(self) -> PoolStatus:
         return pool_status(self.board, self._limits, self._named, self._clock(), stopping=self._stopping)
+
+    def account(self) -> Account:
+        return Account(pool_totals(self.board, self._clock()), self.board.reception.decisions.last())
 
     # --- membership --------------------------------------------------------------------------------------------------
 
@@ -126,10 +133,6 @@ class Dispatcher:
             self._carry_out(self.board.lost(incarnation.replica_id, self._clock()))
 
     # --- effects -----------------------------------------------------------------------------------------------------
-
-    def _close(self, number: int) -> None:
-        self._forget(number)
-        self._carry_out(self.board.close(number, self._clock()))
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         """In order. What a link cannot take comes back as an event, whose effects follow."""

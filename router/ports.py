@@ -6,10 +6,13 @@ streams alive across replicas and yields Deltas; it knows no text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from replica.contract.messages import EngineLimits, FinishReason, GenerateRequest, TokenLogprobs
+from router.policy.classes import Terms
+from router.policy.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,23 @@ class Batch:
     request_id: str
     requests: tuple[GenerateRequest, ...]
     arrival_s: float  # monotonic clock of this router
-    queue_time_slo_s: float | None = None  # a header's override; None = the class's
+    queue_time_slo_s: float | None = None  # a header's overrides; None = the class's
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+
+    @property
+    def terms(self) -> Terms:
+        first = self.requests[0]
+        return Terms(first.request_class, first.tenant, self.queue_time_slo_s, self.ttft_slo_s, self.tpot_slo_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """As `Rejected`, of a choice whose tokens were passed on already."""
+
+    status: int
+    reason: str
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +54,8 @@ class Delta:
     finish: FinishReason | None = None
     stop_id: int | None = None
     error: str = ""
+    failure: Failure | None = None  # of a choice that was given up: what to say of it
+    predicted: Prediction | None = None  # beside queue_time_s and cached_tokens: what had been expected
 
 
 class Rejected(Exception):
@@ -80,7 +101,26 @@ class PoolStatus:
     waiting: int = 0  # requests queued at replicas
     queued: int = 0  # requests queued at this router
     kv_usage: float = 0.0  # part of the fleet's KV blocks that is referenced, 0–1
+    moves: int = 0  # streams that went on at another replica, since this router started
     preemptions: int = 0  # of the replicas connected, each since its start
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A count that only grows; or, where `is_gauge`, a value of now."""
+
+    name: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+    is_gauge: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What has happened so far."""
+
+    totals: Sequence[Total] = ()  # for metrics
+    decisions: Sequence[Mapping[str, object]] = ()  # the last ones, oldest first, ready for JSON
 
 
 class Backend(Protocol):
@@ -88,7 +128,7 @@ class Backend(Protocol):
         """Admit or refuse. Returns once the batch is *placed*; raises Rejected otherwise (also when waiting became hopeless)."""
         ...
 
-    def foresee(self, arrival_s: float, queue_time_slo_s: float | None, about_tokens: int) -> Rejected | None:
+    def foresee(self, arrival_s: float, terms: Terms, about_tokens: int) -> Rejected | None:
         """The refusal that any request would get now, so that no text is tokenized for nothing; None: open() decides.
 
         `about_tokens` is a guess of its size: how long it would keep others waiting who are told to come back.
@@ -96,3 +136,5 @@ class Backend(Protocol):
         return None
 
     def status(self) -> PoolStatus: ...
+
+    def account(self) -> Account: ...

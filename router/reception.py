@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.config import RouterConfig
-from router.policy.admission import Admission, Admit, Promise, Shed
-from router.policy.fleet import Fleet, Known
-from router.policy.forecast import fits
+from router.policy.admission import Admission, Admit, Outlay, Promise, Shed
+from router.policy.classes import Classes, ServiceClass, Slo, Terms
+from router.policy.decisions import Decisions
+from router.policy.fleet import Fleet, Known, backlog_s
+from router.policy.making_room import make_room
+from router.policy.policies import policy_named
 from router.policy.queue import Waiting, WaitQueue
 from router.policy.request_view import RequestView
-from router.policy.scoring import Choice, policy_named
+from router.policy.scoring import Choice
+from router.policy.standing import Standing
+from router.policy.tenants import Tenant, Tenants
 from router.ports import Batch
+from router.refusal import Refusal, never_fits, too_late, unknown_class
 
 NO_REPLICA_RETRY_S = 2.0
+EXACT_MAX = 64  # batches that a sweep looks at closely
+DISPLACED = "the router's queue is full, and others have had less than their share"
 LEAST = RequestView(prompt_tokens=1, block_keys=(), max_tokens=1)  # no request waits less
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    status: int
-    reason: str
-    message: str
-    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Refused:
 @dataclass(frozen=True, slots=True)
 class Queued:
     batch_id: int
+    displaced: tuple[Refused, ...] = ()  # they had more than their share of the queue
 
 
 Answer = Admitted | Refused | Queued
@@ -49,90 +50,129 @@ Answer = Admitted | Refused | Queued
 class Reception:
     def __init__(self, config: RouterConfig, fleet: Fleet, seed: int) -> None:
         self._fleet = fleet
-        self._slo_s = config.queue_time_slo_s
+        self._classes = Classes(config.service_classes())
+        self.tenants = Tenants(
+            {name: Tenant(one.weight, one.requests_max, one.tokens_max) for name, one in config.tenants.items()},
+        )
+        self._standing = Standing(self._classes, self.tenants.weight)
         self._admission = Admission(policy_named(config.policy, seed), config.admission_quantile, seed)
-        self.queue = WaitQueue(config.queue_depth_max, config.queue_tokens_max)
+        self.queue = WaitQueue(config.queue_depth_max, config.queue_tokens_max, self.tenants.weight)
+        self.decisions = Decisions(config.debug_decisions)
 
     def arrive(self, batch_id: int, batch: Batch, view: RequestView, now: float) -> Answer:
+        answer = self._arrive(batch_id, batch, view, now)
+        if not (isinstance(answer, Refused) and answer.refusal.reason in ("tenant_limit", "unknown_class")):
+            self.tenants.enter(batch_id, view)
+        return answer
+
+    def _arrive(self, batch_id: int, batch: Batch, view: RequestView, now: float) -> Answer:
+        service = self._classes.find(view.request_class)
+        if service is None:
+            return Refused(batch_id, unknown_class(self._classes))
+        self._standing.seen(service, view.tenant, now)
+        limit = self.tenants.limit(view.tenant, view)
+        if limit is not None:
+            return Refused(batch_id, self._over_limit(limit, now))
         candidates = self._fleet.routable()
-        impossible = self._never_fits(view)
+        impossible = never_fits(self._fleet.all(), view)
         if impossible is not None:
             return Refused(batch_id, impossible)
         outlays = self._fleet.outlays(view, candidates, now)
         if not outlays:
             return Refused(batch_id, self.no_replica())
-        slo_s = self._slo_s if batch.queue_time_slo_s is None else batch.queue_time_slo_s
-        promise = Promise(slo_s, max(0.0, now - batch.arrival_s), self.queue.ahead_s(batch.arrival_s + slo_s))
+        slo = self._classes.slo(batch.terms)
+        promise = self._promise(service, view.tenant, slo, batch.arrival_s, now)
         if len(outlays) < len(candidates):  # only a sample was asked: who finds no place in it asks everyone
             choice = self._admission.admit(view, promise, outlays, now)
             if choice is not None:
-                return Admitted(batch_id, choice)
+                return self._admitted(batch_id, batch.request_id, view, choice, outlays, now)
             outlays = self._fleet.outlays(view, candidates, now, sample=False)
         verdict = self._admission.judge(view, promise, outlays, now)
         if isinstance(verdict, Admit):
-            return Admitted(batch_id, verdict.choice)
+            return self._admitted(batch_id, batch.request_id, view, verdict.choice, outlays, now)
         if isinstance(verdict, Shed):
-            return Refused(batch_id, _queue_time(verdict, slo_s))
-        if not self.queue.has_room(view):
+            refusal = too_late(verdict)
+            self.decisions.refused(batch.request_id, view, refusal.reason, outlays, now)
+            return Refused(batch_id, refusal)
+        waiting = Waiting(batch_id, view, batch.arrival_s, slo, verdict.service_s, verdict.new_tokens, verdict.prefill_s, batch.request_id)
+        displaced = make_room(self.queue, self._standing, self._classes, waiting, now)
+        if displaced is None:
             shed = self._admission.shed(promise, outlays, now)
+            self.decisions.refused(batch.request_id, view, "queue_full", outlays, now)
             return Refused(batch_id, Refusal(429, "queue_full", "the router's queue is full", shed.retry_after_s))
-        self.queue.add(Waiting(batch_id, view, batch.arrival_s, slo_s, verdict.service_s))
-        return Queued(batch_id)
+        refused: list[Refused] = []
+        for each in displaced:
+            self.queue.remove(each.batch_id)
+            shed = self._admission.shed(promise, outlays, now)
+            refused.append(Refused(each.batch_id, Refusal(429, "queue_full", DISPLACED, shed.retry_after_s)))
+        self.queue.add(waiting)
+        return Queued(batch_id, tuple(refused))
 
-    def foresee(self, arrival_s: float, slo_s: float | None, about_tokens: int, now: float) -> Refusal | None:
+    def foresee(self, arrival_s: float, terms: Terms | None, about_tokens: int, now: float) -> Refusal | None:
         """Would even the least request be shed? Prompts hardly change the wait for a first step: this spares reading most of them.
 
         None where no replica is known to be there, or one could keep the promise for something: `arrive` decides.
         """
+        terms = terms or Terms()
+        service = self._classes.find(terms.request_class)
+        if service is None:
+            return unknown_class(self._classes)
+        self._standing.seen(service, terms.tenant, now)
         outlays = self._fleet.outlays(LEAST, self._fleet.routable(), now, sample=False)
         if not outlays or any(one.is_empty for one in outlays):
             return None
-        slo_s = self._slo_s if slo_s is None else slo_s
-        promise = Promise(slo_s, max(0.0, now - arrival_s), self.queue.ahead_s(arrival_s + slo_s))
+        promise = self._promise(service, terms.tenant, self._classes.slo(terms), arrival_s, now)
         if not self._admission.is_hopeless(promise, outlays, now):
             return None
-        return _queue_time(self._admission.shed(promise, outlays, now, times=max(1, about_tokens)), slo_s)
+        return too_late(self._admission.shed(promise, outlays, now, times=max(1, about_tokens)))
 
     def head(self, candidates: Sequence[Known], now: float) -> Admitted | None:
         """Judge the head against replicas whose state is new. The head leaves the queue when it is admitted."""
-        head = self.queue.head()
+        head = self.queue.head(self._standing.behind(now), lambda tenant: self._standing.exceeds(tenant, now))
         if head is None:
             return None
         outlays = self._fleet.outlays(head.view, candidates, now)
         if not outlays:
             return None
-        promise = Promise(head.slo_s, max(0.0, now - head.arrival_s), 0.0)
-        choice = self._admission.admit(head.view, promise, outlays, now)
+        view = head.view
+        depth = self._standing.depth(self._classes[view.request_class], view.tenant, now)
+        promise = Promise(head.slo, max(0.0, now - head.arrival_s), 0.0, depth.depth_s, depth.is_lean)
+        choice = self._admission.admit(view, promise, outlays, now)
         if choice is None:
             return None
-        self.queue.remove(head.batch_id)
-        return Admitted(head.batch_id, choice)
+        self.queue.remove(head.batch_id, served=True)
+        return self._admitted(head.batch_id, head.request_id, view, choice, outlays, now)
 
     def sweep(self, now: float) -> list[Refused]:
         """Who has become hopeless leaves. Cheap for all, exact for those it seems to concern. To be called every 25 ms or so."""
-        head = self.queue.head()
-        if head is None:
+        if not len(self.queue):
             return []
         candidates = self._fleet.routable()
         if not candidates:
-            gone = [Refused(one.batch_id, self.no_replica()) for one in self.queue]
-            for one in gone:
-                self.queue.remove(one.batch_id)
+            gone = [Refused(waiting.batch_id, self.no_replica()) for waiting in self.queue]
+            for refusal in gone:
+                self.queue.remove(refusal.batch_id)
             return gone
-        outlays = self._fleet.outlays(head.view, candidates, now)
-        ahead_s = 0.0
+        outlays = self._fleet.outlays(LEAST, candidates, now, sample=False)
+        least_s, doubt = self._admission.least_s(outlays, now)
+        head = self.queue.head()
         refused: list[Refused] = []
-        for waiting in self.queue:
-            promise = Promise(waiting.slo_s, now - waiting.arrival_s, ahead_s)
-            if not outlays or self._admission.is_hopeless(promise, outlays, now):
-                own = self._fleet.outlays(waiting.view, candidates, now)
-                if not own or self._admission.is_hopeless(promise, own, now):
-                    self.queue.remove(waiting.batch_id)
-                    shed = self._admission.shed(promise, own, now) if own else None
-                    refusal = _queue_time(shed, waiting.slo_s, "queue_time_waited") if shed else self.no_replica()
-                    refused.append(Refused(waiting.batch_id, refusal))
-                    continue
-            ahead_s += waiting.service_s
+        asked = 0
+        for one, ahead_s in self.queue.with_ahead_s():
+            start_s = now + (ahead_s + least_s) / doubt
+            is_late = start_s > one.deadline_s or start_s + one.prefill_s / doubt > one.arrival_s + one.slo.ttft_within_s(one.new_tokens)
+            if not is_late and one is not head:
+                continue
+            asked += 1
+            if asked > EXACT_MAX:
+                break
+            promise = Promise(one.slo, now - one.arrival_s, ahead_s)
+            own = self._fleet.outlays(one.view, candidates, now)
+            if not own or self._admission.is_hopeless(promise, own, now):
+                self.queue.remove(one.batch_id)
+                why = too_late(self._admission.shed(promise, own, now), "_waited") if own else self.no_replica()
+                self.decisions.refused(one.request_id, one.view, why.reason, own, now)
+                refused.append(Refused(one.batch_id, why))
         return refused
 
     def place(self, view: RequestView, candidates: Sequence[Known], now: float) -> Choice | None:
@@ -145,21 +185,31 @@ class Reception:
         outlays = self._fleet.outlays(view, self._fleet.routable(), now)
         if not outlays:
             return self.no_replica()
-        shed = self._admission.shed(Promise(self._slo_s, 0.0, self.queue.work_s), outlays, now)
+        slo = self._classes[view.request_class].slo
+        shed = self._admission.shed(Promise(slo, 0.0, self.queue.work_s), outlays, now)
         return Refusal(429, "queue_full", "the replicas' queues are full", shed.retry_after_s)
+
+    def forget(self, batch_id: int) -> None:
+        """The batch has ended, however. Idempotent."""
+        self.queue.remove(batch_id)
+        self.tenants.leave(batch_id)
+        self.decisions.forget(batch_id)
 
     def no_replica(self) -> Refusal:
         return Refusal(503, "no_replica", "no healthy replica", self._admission.jittered(NO_REPLICA_RETRY_S))
 
-    def _never_fits(self, view: RequestView) -> Refusal | None:
-        """Replicas are there, and none of them could ever hold it."""
-        known = self._fleet.all()
-        if not known or any(fits(one.view, view) for one in known):
-            return None
-        most = max(min(one.view.limits.max_model_len, one.view.limits.num_blocks * one.view.limits.block_size) for one in known)
-        return Refusal(400, "never_fits", f"the prompt has {view.prompt_tokens} tokens, and with one to generate at most {most} fit")
+    def _over_limit(self, limit: str, now: float) -> Refusal:
+        retry_s = self._admission.jittered(max(1.0, backlog_s(self._fleet, now)))
+        return Refusal(429, "tenant_limit", f"this key's tenant has reached its {limit} in flight", retry_s)
 
+    def _promise(self, service: ServiceClass, tenant: str, slo: Slo, arrival_s: float, now: float) -> Promise:
+        ahead_s = self.queue.ahead_s(service.name, tenant, arrival_s + slo.queue_time_s) if len(self.queue) else 0.0
+        depth = self._standing.depth(service, tenant, now)
+        return Promise(slo, max(0.0, now - arrival_s), ahead_s, depth.depth_s, depth.is_lean)
 
-def _queue_time(shed: Shed, slo_s: float, reason: str = "queue_time") -> Refusal:
-    message = f"the predicted queue time of {shed.expected_s:.1f} s exceeds {slo_s:g} s"
-    return Refusal(429, reason, message, shed.retry_after_s)
+    def _admitted(
+        self, batch_id: int, request_id: str, view: RequestView, choice: Choice, outlays: Sequence[Outlay], now: float
+    ) -> Admitted:
+        self._standing.charge(view.request_class, view.tenant, choice.forecast.new_tokens + view.other_tokens, now)
+        self.decisions.admitted(batch_id, request_id, view, choice, outlays, now)
+        return Admitted(batch_id, choice)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from replica.contract.messages import EngineLimits
-from router.ports import PoolStatus
+from router.policy.fleet import backlog_s
+from router.policy.prefix_index import ENTRY_BYTES
+from router.ports import PoolStatus, Total
 from router.switchboard import Switchboard
 
-SHED_REASONS = ("queue_time", "queue_time_waited", "queue_full")
+SHED_REASONS = ("queue_time", "queue_time_waited", "ttft", "ttft_waited", "queue_full")
 
 
 def pool_status(board: Switchboard, limits: EngineLimits | None, named: tuple[str, str], now: float, *, stopping: bool) -> PoolStatus:
@@ -35,6 +37,7 @@ def pool_status(board: Switchboard, limits: EngineLimits | None, named: tuple[st
         waiting=sum(one.view.load.waiting + one.view.claims.requests for one in known),
         queued=board.reception.queue.depth,
         kv_usage=1.0 - unused / blocks if blocks else 0.0,
+        moves=board.traffic.tally.moves,
         preemptions=sum(one.view.load.preemptions for one in known),
     )
 
@@ -45,7 +48,7 @@ def flat_stats(board: Switchboard, now: float) -> dict[str, float]:
     stats = {
         "replicas": float(len(fleet.all())),
         "replicas_routable": float(len(fleet.routable())),
-        "backlog_s": fleet.backlog_s(now) + queue.work_s,
+        "backlog_s": backlog_s(fleet, now) + queue.work_s,
         "queued_requests": float(queue.depth),
         "queued_tokens": float(queue.tokens),
         "in_flight": float(len(board.traffic.dispatches)),
@@ -61,3 +64,29 @@ def flat_stats(board: Switchboard, now: float) -> dict[str, float]:
         "sheds": float(sum(tally.rejected.get(reason, 0) for reason in SHED_REASONS)),
     }
     return stats | {f"rejected_{reason}": float(count) for reason, count in sorted(tally.rejected.items())}
+
+
+def pool_totals(board: Switchboard, now: float) -> tuple[Total, ...]:
+    """What is counted behind the API, for its page of metrics."""
+    fleet, tally = board.fleet, board.traffic.tally
+    found = [
+        Total("hit_tokens_predicted", fleet.hits_predicted_tokens),
+        Total("hit_tokens_actual", fleet.hits_actual_tokens),
+        Total("prefix_index_resyncs", fleet.index.resyncs),
+        Total("prefix_index_bytes", fleet.index.entries * ENTRY_BYTES, is_gauge=True),
+        Total("retries", tally.retries),
+        Total("queued_tokens", board.reception.queue.tokens, is_gauge=True),
+        Total("routers", fleet.routers, is_gauge=True),
+    ]
+    for (what, length, quantile), count in sorted(fleet.coverage.counts.items()):
+        labels = (("of", what), ("length", length), ("quantile", f"{quantile:g}"))
+        found.append(Total("predictions", count.total, labels))
+        found.append(Total("predictions_within", count.within, labels))
+    found += [Total("untrue_reports", count, (("reason", reason),)) for reason, count in sorted(fleet.lies.counts.items())]
+    if fleet.index.stale:
+        found.append(Total("untrue_reports", fleet.index.stale, (("reason", "sequence"),)))
+    for known in fleet.all():
+        label = (("replica", known.view.incarnation.replica_id),)
+        found.append(Total("replica_weight", known.health.weight(now) if known.is_routable else 0.0, label, is_gauge=True))
+        found.append(Total("replica_report_age_seconds", max(0.0, now - known.view.reported_s), label, is_gauge=True))
+    return tuple(found)

@@ -2,7 +2,8 @@
 real clock, the simulator with modelled replicas and a virtual one.
 
 Snapshots go straight to `fleet.index`.
-`tick` is to be called whenever `tick_period_s` has passed; everything else when it happens. Times are one monotonic clock.
+`tick` is to be called whenever `tick_period_s` has passed; everything else when it happens. Times are one monotonic clock; one
+that steps back stands still instead, until it has caught up.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from router.dispatch import Bounds, Departure
 from router.effects import Effect, Notice, WantSnapshot
 from router.policy.fleet import Fleet, Known
 from router.policy.incarnation import Incarnation
+from router.policy.steady_clock import SteadyClock
 from router.ports import Batch
 from router.reception import Queued, Reception, Refused
 from router.traffic import Traffic, batch_view
@@ -25,32 +27,42 @@ _IDLE_TICK_S = 0.25
 
 class Switchboard:
     def __init__(self, config: RouterConfig, *, seed: int, now: float) -> None:
-        self.fleet = Fleet(prefix_index_bytes_max=config.prefix_index_bytes_max, stall_min_s=config.stall_min_s, seed=seed, now=now)
+        self.fleet = Fleet(
+            prefix_index_bytes_max=config.prefix_index_bytes_max,
+            stall_min_s=config.stall_min_s,
+            admission_quantile=config.admission_quantile,
+            seed=seed,
+            now=now,
+        )
         self.reception = Reception(config, self.fleet, seed)
         self.traffic = Traffic(self.fleet, self.reception, Bounds(config.moves_max, config.replica_losses_max))
         self._stall_min_s = config.stall_min_s
         self._drain_timeout_s = config.drain_timeout_s
+        self._steady = SteadyClock(now, self.fleet.lies)
         self._unserved_s: float | None = None  # since when there is work and nobody to do it
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
     def arrive(self, batch: Batch, now: float) -> tuple[int, list[Effect]]:
         """A client request; returns its number here."""
+        now = self._steady(now)
         dispatch = self.traffic.open(batch)
         answer = self.reception.arrive(dispatch.batch_id, batch, batch_view(batch), now)
         if isinstance(answer, Queued):
-            return dispatch.batch_id, []
+            return dispatch.batch_id, [effect for one in answer.displaced for effect in self.traffic.answered(one, now)]
         if isinstance(answer, Refused) and answer.refusal.status == 503:
             self._unserved(now)
         return dispatch.batch_id, self.traffic.answered(answer, now)
 
     def stop(self, batch_id: int, index: int, now: float) -> list[Effect]:
         """The client needs no more of one choice."""
+        now = self._steady(now)
         dispatch = self.traffic.dispatches.get(batch_id)
         return self.traffic.settle(dispatch.stop(index), now) if dispatch is not None else []
 
     def close(self, batch_id: int, now: float) -> list[Effect]:
         """Cancel by the client; idempotent."""
+        now = self._steady(now)
         dispatch = self.traffic.dispatches.get(batch_id)
         return self.traffic.settle(dispatch.close(), now) if dispatch is not None else []
 
@@ -58,6 +70,7 @@ class Switchboard:
 
     def connected(self, welcome: Welcome, now: float) -> tuple[Incarnation | None, list[Effect]]:
         """None: another pool's, not to be used."""
+        now = self._steady(now)
         effects = self.lost(welcome.replica_id, now)
         incarnation = self.fleet.connect(welcome, now)
         if incarnation is None:
@@ -65,6 +78,7 @@ class Switchboard:
         return incarnation, [*effects, WantSnapshot(incarnation), *self._freshened(incarnation, now)]
 
     def frame(self, incarnation: Incarnation, frame: Frame, now: float) -> list[Effect]:
+        now = self._steady(now)
         news = self.fleet.frame(incarnation, frame, now)
         if news is None:
             return []
@@ -81,11 +95,13 @@ class Switchboard:
 
     def undelivered(self, incarnation: Incarnation, attempt: int, now: float) -> list[Effect]:
         """The link could not take it: as if the replica had said that its queue is full."""
+        now = self._steady(now)
         return self.traffic.bounced(incarnation, Bounce(attempt, BounceReason.QUEUE_FULL), now)
 
     def lost(self, replica_id: str, now: float) -> list[Effect]:
         """Its link is gone."""
-        incarnation = self.fleet.lose(replica_id)
+        now = self._steady(now)
+        incarnation = self.fleet.lose(replica_id, now)
         if incarnation is None:
             return []
         effects: list[Effect] = [Notice("replica lost", replica_id, self.traffic.streams_on(incarnation))]
@@ -96,6 +112,7 @@ class Switchboard:
 
     def leave(self, replica_id: str, leaving: bool, now: float) -> None:
         """Membership let it go: no new work; its streams run on until its link closes or the drain's time is up. False: it is back."""
+        now = self._steady(now)
         self.fleet.leave(replica_id, leaving, now)
 
     # --- time --------------------------------------------------------------------------------------------------------
@@ -105,8 +122,11 @@ class Switchboard:
         return _QUEUE_TICK_S if len(self.reception.queue) else _IDLE_TICK_S
 
     def tick(self, now: float) -> list[Effect]:
+        now = self._steady(now)
         effects: list[Effect] = []
-        for incarnation in self.fleet.check(now):
+        stalled, pause_s = self.fleet.check(now)
+        self.reception.tenants.routers = self.fleet.routers
+        for incarnation in stalled:
             effects.append(Notice("replica stalled", incarnation.replica_id, self.traffic.streams_on(incarnation)))
             effects += self.traffic.depart_all(incarnation, Departure.LOST, now)
             if self.traffic.adrift:
@@ -116,7 +136,7 @@ class Switchboard:
                 effects.append(Notice("drain is over", known.view.incarnation.replica_id, known.view.own))
                 effects += self.traffic.depart_all(known.view.incarnation, Departure.LEAVING, now)
         effects += self.traffic.place_adrift(now)
-        effects += self.traffic.give_up_adrift(now)
+        effects += self.traffic.give_up_adrift(now, pause_s)
         for refused in self.reception.sweep(now):
             effects += self.traffic.answered(refused, now)
         return effects + self._serve_queue(self.fleet.routable(), now)
@@ -144,7 +164,7 @@ class Switchboard:
         """A replica's state is new: who waits for one is served."""
         effects = self.traffic.place_adrift(now)
         known = self.fleet.get(incarnation)
-        if known is not None and known in self.fleet.routable():
+        if known is not None and known.is_in(self.fleet.pool()):
             self._unserved_s = None
             effects += self._serve_queue((known,), now)
         return effects

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from replica.contract.messages import Bounce, BounceReason, FinishReason, TokenDelta
 from router.dispatch import Bounds, Departure, Dispatch, Phase, Stream
 from router.effects import CancelAttempt, Effect, Ended, Reject, Release, StreamEffect
 from router.policy.fleet import Fleet, Known
 from router.policy.incarnation import Incarnation
+from router.policy.report_check import delta_fault
 from router.policy.request_view import RequestView
 from router.policy.retry_budget import RetryBudget
 from router.policy.scoring import Choice
@@ -80,9 +83,15 @@ class Traffic:
         known = self._fleet.get(incarnation)
         if dispatch is None or stream is None or known is None:
             return []
+        fault = delta_fault(delta)
+        if fault is not None:  # its tokens are good
+            self._fleet.lies.note(fault)
+            delta = msgspec.structs.replace(delta, cached_tokens=None, waited_s=None)
         known.view.accept(delta.attempt)
         if delta.cached_tokens is not None or delta.waited_s is not None:
             self._fleet.first_delta(incarnation, delta, now)
+            queue_time_s = None if delta.waited_s is None else stream.queued_s + delta.waited_s
+            self._reception.decisions.outcome(dispatch.batch_id, queue_time_s, now - dispatch.batch.arrival_s, delta.cached_tokens)
         effects = dispatch.delta(stream.index, delta, now)
         if delta.finish in (FinishReason.STOP, FinishReason.LENGTH):
             self._fleet.output_length.observe(len(stream.emitted))
@@ -95,7 +104,7 @@ class Traffic:
             return []
         known = self._fleet.get(incarnation)
         if bounce.reason is BounceReason.DRAINING and known is not None:
-            known.view.drain(now, bounced=True)
+            self._fleet.drain(known, now)
         effects = self.settle(dispatch.depart(stream.index, Departure.BOUNCED, now), now)
         if stream.phase is not Phase.ADRIFT:
             return effects
@@ -138,11 +147,12 @@ class Traffic:
                 self._adrift.pop(dispatch.batch_id, None)
         return effects
 
-    def give_up_adrift(self, now: float) -> list[Effect]:
-        """Nobody took them in time."""
+    def give_up_adrift(self, now: float, pause_s: float = 0.0) -> list[Effect]:
+        """Nobody took them in time. `pause_s`: the router itself has just stood still for so long, nobody waited meanwhile."""
         effects: list[Effect] = []
         for dispatch in tuple(self._adrift.values()):
             for stream in dispatch.unplaced():
+                stream.adrift_s += pause_s
                 if now - stream.adrift_s >= ADRIFT_MAX_S:
                     refusal = self._reception.no_replica()
                     effects += self.settle(dispatch.fail(stream.index, 503, refusal.reason, refusal.message, refusal.retry_after_s), now)
@@ -177,7 +187,8 @@ class Traffic:
         effects = dispatch.send(stream.index, choice.incarnation, attempt, now)
         dispatch.fingerprint = known.view.fingerprint
         self.attempts[attempt] = (dispatch, stream)
-        self._fleet.lease(choice.incarnation, attempt, stream_view(stream), choice.forecast, now)
+        prediction = self._fleet.lease(choice.incarnation, attempt, stream_view(stream), choice.forecast, now)
+        stream.predicted = prediction.after(stream.queued_s)
         return effects
 
     def settle(self, effects: Iterable[StreamEffect], now: float) -> list[Effect]:
@@ -198,7 +209,7 @@ class Traffic:
                 self.tally.ended += 1
                 del self.dispatches[effect.batch_id]
                 self._adrift.pop(effect.batch_id, None)
-                self._reception.queue.remove(effect.batch_id)
+                self._reception.forget(effect.batch_id)
             outward.append(effect)
         return outward
 

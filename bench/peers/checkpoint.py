@@ -15,10 +15,13 @@ from safetensors.torch import save_file
 from replica.contract.gguf_header import GgufHeader, read_gguf_header
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles
-from replica.models.config import ModelConfig, read_model_config
-from replica.models.loader_gguf import INSIDE, GgufSource
+from replica.models.config import read_model_config
+from replica.models.gguf_names import INSIDE
+from replica.models.loader_gguf import GgufSource
+from replica.models.model_config import ModelConfig
 from router.text.tokenizer_files import encoder_from_gguf
 
+ARCHITECTURE = "LlamaForCausalLM"
 FILE_TYPE_BF16 = 32  # ggml's LLAMA_FTYPE_MOSTLY_BF16
 
 
@@ -31,9 +34,9 @@ def make_checkpoint(files: ModelFiles, folder: Path) -> None:
 
 def write_weights(files: ModelFiles, folder: Path) -> None:
     config, header = read_model_config(files), read_gguf_header(files.gguf)
-    if config.rope_scaling is not None:
-        raise ModelError(f"{files.gguf}: a checkpoint of a model with rope scaling is not made")
-    source = GgufSource(files, config.head_dim)
+    if config.architecture != ARCHITECTURE or config.rope_scaling is not None or config.qkv_bias != config.output_bias:
+        raise ModelError(f"{files.gguf}: only a plain Llama is made a checkpoint (this is {config.architecture})")
+    source = GgufSource(files, config)
     tensors = {name: source.read(name).bfloat16().contiguous() for name in tensor_names(config) if source.has(name)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     del tensors
@@ -63,7 +66,7 @@ def tensor_names(config: ModelConfig) -> list[str]:
 def config_fields(config: ModelConfig, header: GgufHeader) -> dict[str, object]:
     """The rope base in both spellings: newer readers look for `rope_parameters`, and fall back to 10,000 without a word."""
     return {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": [ARCHITECTURE],
         "model_type": "llama",
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -78,7 +81,7 @@ def config_fields(config: ModelConfig, header: GgufHeader) -> dict[str, object]:
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "max_position_embeddings": config.max_model_len,
         "tie_word_embeddings": config.tied_embeddings,
-        "attention_bias": config.attention_bias,
+        "attention_bias": config.qkv_bias,
         "mlp_bias": config.mlp_bias,
         "bos_token_id": header.integer("tokenizer.ggml.bos_token_id"),
         "eos_token_id": header.integer("tokenizer.ggml.eos_token_id"),

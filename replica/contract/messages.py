@@ -60,7 +60,7 @@ class GenerateRequest(Wire, frozen=True):
     emitted_ids: tuple[int, ...] = ()  # tokens a previous attempt has already delivered; they count as output
     priority: int = 0  # lower is more urgent
     tenant: str = ""
-    request_class: str = "interactive"
+    request_class: str = "standard"
     adapter: str = ""
     cache_salt: bytes = b""
     queued_s: float = 0.0  # spent at the router before this dispatch
@@ -230,6 +230,7 @@ class Frame(Wire, frozen=True, tag="frame"):
     bounces: tuple[Bounce, ...] = ()
     events: tuple[KvEvent, ...] = ()
     batches: int = 0
+    routers: int = 1  # connected to this replica
 
 
 class Snapshot(Wire, frozen=True, tag="snapshot"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from router.api.errors import ApiError
 from router.api.submission import Caller
@@ -17,8 +18,11 @@ class Authenticator:
 
     __slots__ = ("_callers",)
 
-    def __init__(self, api_keys: Sequence[str]) -> None:
-        self._callers = tuple((_digest(key.encode()), _caller(key)) for key in api_keys)
+    def __init__(self, api_keys: Sequence[str], tenants: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+        """`api_keys`: each a tenant of its own. `tenants`: keys by name; those of one tenant share cached blocks."""
+        single = [(_digest(key.encode()), _caller(key)) for key in api_keys]
+        named = [(_digest(key.encode()), Caller(name, _salt_key(keys[0]))) for name, keys in tenants.items() for key in keys]
+        self._callers = (*single, *named)
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Raises ApiError 401. Every key is compared, each in constant time."""
@@ -42,4 +46,8 @@ def _digest(key: bytes) -> bytes:
 
 def _caller(key: str) -> Caller:
     tenant = hashlib.blake2b(key.encode(), digest_size=_TENANT_BYTES, person=b"rantang-tenant").hexdigest()
-    return Caller(tenant, hmac.new(key.encode(), b"cache-salt", hashlib.sha256).digest())
+    return Caller(tenant, _salt_key(key))
+
+
+def _salt_key(key: str) -> bytes:
+    return hmac.new(key.encode(), b"cache-salt", hashlib.sha256).digest()

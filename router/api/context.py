@@ -14,6 +14,7 @@ from router.api.metrics import Metrics
 from router.api.text_pool import TextPool
 from router.api.tracing import Tracing
 from router.config import RouterConfig
+from router.policy.classes import Classes
 from router.ports import Backend
 from router.served_model import ServedModel
 
@@ -27,6 +28,7 @@ class Context:
     tracing: Tracing
     pool: TextPool
     intake: Intake
+    classes: Classes
     clock: Callable[[], float] = time.monotonic  # seconds
     # Seeds and ids, from a generator of our own: the system's lets other threads run meanwhile, and waits for them.
     random_bits: Callable[[int], int] = field(default_factory=lambda: Random(secrets.randbits(256)).getrandbits)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from router.api.answer import Renderer, WholeChoice
@@ -16,18 +15,20 @@ from router.api.choice import ChoiceOptions
 from router.api.chunks import DONE, error_event
 from router.api.context import Context
 from router.api.disconnect import WhileConnected
-from router.api.errors import ApiError, bad_request, from_rejected
-from router.api.limits import QUEUE_TIME_SLO_MS_MAX
+from router.api.errors import ApiError, from_rejected
+from router.api.header_fields import header_fields
 from router.api.outbox import Outbox, StreamCut
 from router.api.record import Outcome, Record
 from router.api.respond import respond, respond_error, start_event_stream
 from router.api.run import Event, Run
 from router.api.submission import Arrival, Caller
+from router.api.terms import class_is_in_body, read_terms
 from router.ports import Batch, Rejected, Session
 
 _log = structlog.get_logger()
 BYTES_PER_TOKEN = 5  # of a body, about: of English as of lists of ids
 CALLER_KEY = "rantang.caller"  # in the scope: set by the front
+NOBODY = Caller()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +63,37 @@ class GenerateApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._context
-        headers = Headers(scope=scope)
+        headers = header_fields(scope)
         record = Record(self._endpoint.path, context.clock(), choices=1)
         span = context.tracing.begin(self._endpoint.path, headers)
         outcome: Outcome | None = None
         try:
             try:
-                taken = await context.intake.read_object(receive, headers)
+                body = await context.intake.read(receive, headers)
+                about_tokens = len(body) // BYTES_PER_TOKEN
+                caller = scope.get(CALLER_KEY, NOBODY)
+                record.terms = read_terms(headers, {}, caller, context.classes)
+                waits_for_body = class_is_in_body(headers, body, context.classes)
+                # Shed before a byte of the body is looked at: what load costs must not grow with what is asked.
+                refusal = None if waits_for_body else context.backend.foresee(record.arrival_s, record.terms, about_tokens)
+                if refusal is not None:
+                    outcome = await self._turned_away(refusal, record, scope, send)
+                    return
+                taken = await context.intake.parse(body)
+                del body
                 is_short = taken.is_short and "bad_words" not in taken.fields  # each of those is a text of its own
                 job = self._endpoint.check(taken.fields)
-                about_tokens = taken.size_bytes // BYTES_PER_TOKEN
+                record.terms = read_terms(headers, taken.fields, caller, context.classes)
                 del taken
-                slo_s = _queue_time_slo_s(headers)
-                refusal = context.backend.foresee(record.arrival_s, slo_s, about_tokens)
-                if refusal is not None:
+                if waits_for_body and (refusal := context.backend.foresee(record.arrival_s, record.terms, about_tokens)) is not None:
                     outcome = await self._turned_away(refusal, record, scope, send)
                     return
                 arrival = Arrival(
                     request_id=f"{self._endpoint.id_prefix}-{context.random_bits(128):032x}",
                     arrival_s=record.arrival_s,
-                    caller=scope.get(CALLER_KEY, Caller()),
+                    caller=caller,
                     traceparent=span.traceparent,
-                    queue_time_slo_s=slo_s,
+                    terms=record.terms,
                 )
                 prepared = await context.pool.run(lambda: job(arrival), is_short=is_short)
             except ApiError as error:
@@ -149,6 +159,8 @@ async def _refuse(error: ApiError, record: Record, scope: Scope, send: Send) -> 
     """Nothing has been sent: a whole error answer."""
     record.status, record.reason = error.status, error.code or ""
     await respond_error(scope, send, error)
+    if record.completion_tokens:  # something was generated: that is no refusal
+        return Outcome.FAILED
     return Outcome.SHED if error.status < 500 or error.status == 503 else Outcome.FAILED
 
 
@@ -208,17 +220,3 @@ def _not_rendered() -> ApiError:
     """For a fault of ours, which is logged."""
     _log.exception("an answer could not be rendered")
     return ApiError(500, "the answer could not be rendered", code="internal_error")
-
-
-def _queue_time_slo_s(headers: Mapping[str, str]) -> float | None:
-    """X-Queue-Time-SLO-Ms overrides the class's promise for this request."""
-    value = headers.get("x-queue-time-slo-ms")
-    if value is None:
-        return None
-    try:
-        milliseconds = float(value)
-    except ValueError:
-        milliseconds = -1.0
-    if not 0 < milliseconds <= QUEUE_TIME_SLO_MS_MAX:
-        raise bad_request(None, f"X-Queue-Time-SLO-Ms must be a number of milliseconds above 0, at most {QUEUE_TIME_SLO_MS_MAX:g}")
-    return milliseconds / 1000

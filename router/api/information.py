@@ -81,3 +81,15 @@ class MetricsPage:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await respond(scope, send, 200, self._context.metrics.render(), [(b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode())])
+
+
+class DecisionsPage:
+    """The last decisions about requests, with every candidate. Only where the configuration asks for it."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._context.config.debug_decisions:
+            raise ApiError(404, "there is no such route: debug_decisions is 0")
+        await respond_json(scope, send, {"object": "list", "data": list(self._context.backend.account().decisions)})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from router.policy.classes import Terms
+from router.policy.prediction import Prediction
 from router.ports import Delta
 
 
@@ -27,6 +29,8 @@ class Record:
     completion_tokens: int = 0
     first_token_s: float | None = None
     queue_time_s: float | None = None
+    terms: Terms = field(default_factory=Terms)
+    predicted: Prediction | None = None  # of the first choice
     finish_reasons: list[str] = field(default_factory=list)
     status: int = 200
     reason: str = ""  # of a refusal or failure
@@ -36,6 +40,8 @@ class Record:
         """Take note of a Delta; the seconds since the choice's previous one."""
         if delta.queue_time_s is not None and self.queue_time_s is None:
             self.queue_time_s = delta.queue_time_s
+        if delta.predicted is not None and self.predicted is None:
+            self.predicted = delta.predicted
         if not delta.token_ids:
             return None
         if self.first_token_s is None:

@@ -105,4 +105,7 @@ def _failure(delta: Delta) -> ApiError:
         return ApiError(429, "the request waited too long for its first token", code="queue_time", retry_after_s=1.0)
     if delta.finish is FinishReason.ABORT:
         return ApiError(503, "the request was cancelled by the server", code="aborted", retry_after_s=1.0)
+    if delta.failure is not None:
+        failure = delta.failure
+        return from_rejected(Rejected(failure.status, failure.reason, delta.error, failure.retry_after_s))
     return ApiError(500, delta.error or "the request failed while it was generated", code="generation_failed")

@@ -14,6 +14,7 @@ from replica.contract.messages import EngineLimits, GenerateRequest, SamplingPar
 from router.api.context import Context
 from router.api.prompts import PromptIds, check_ids
 from router.api.sampling_body import SamplingBody
+from router.policy.classes import Terms
 from router.ports import Batch
 from router.served_model import ServedModel
 
@@ -25,7 +26,7 @@ _SALT_BYTES = 16
 class Caller:
     """Who asks: nothing of the key itself but what is derived from it."""
 
-    tenant: str = ""  # stable hash of the key
+    tenant: str = ""  # its name in the configuration, or a stable hash of the key
     salt_key: bytes = b""  # tenants never share cached blocks: their timing would tell what others asked
 
 
@@ -37,7 +38,7 @@ class Arrival:
     arrival_s: float  # monotonic
     caller: Caller
     traceparent: str = ""
-    queue_time_slo_s: float | None = None
+    terms: Terms = Terms()  # noqa: RUF009  # frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def build_batch(context: Context, arrival: Arrival, body: SamplingBody, prompts:
     salt = cache_salt(arrival.caller, body.cache_salt)
     root = root_key(model=status.model, revision=status.revision, cache_salt=salt)
     base = _sampling(body, context.model, status.limits)
+    terms = arrival.terms
     requests: list[GenerateRequest] = []
     for ids in prompts:
         # Without a seed each prompt gets its own: equal prompts of one body are different draws.
@@ -86,12 +88,13 @@ def build_batch(context: Context, arrival: Arrival, body: SamplingBody, prompts:
                 sampling=sampling,
                 priority=body.priority or 0,
                 tenant=arrival.caller.tenant,
+                request_class=terms.request_class,
                 cache_salt=salt,
                 traceparent=arrival.traceparent,
             )
             for choice in range(body.n or 1)
         ]
-    return Batch(arrival.request_id, tuple(requests), arrival.arrival_s, arrival.queue_time_slo_s)
+    return Batch(arrival.request_id, tuple(requests), arrival.arrival_s, terms.queue_time_slo_s, terms.ttft_slo_s, terms.tpot_slo_s)
 
 
 def _max_tokens(wanted: int | None, ids: PromptIds, limits: EngineLimits | None) -> int:

@@ -61,6 +61,7 @@ class RequestSpan:
             "gen_ai.usage.output_tokens": record.completion_tokens,
             "rantang.cached_tokens": record.cached_tokens,
             "rantang.choices": record.choices,
+            "rantang.class": record.terms.request_class,
             "rantang.outcome": outcome.value if outcome else "invalid",
             "http.response.status_code": record.status,
         }
@@ -70,6 +71,11 @@ class RequestSpan:
             attributes["gen_ai.latency.time_to_first_token"] = record.first_token_s - record.arrival_s
         if record.queue_time_s is not None:
             attributes["rantang.queue_time_s"] = record.queue_time_s
+        predicted = record.predicted
+        if predicted is not None:
+            attributes["rantang.predicted_queue_time_s"] = predicted.queue_time_s
+            attributes["rantang.predicted_time_to_first_token_s"] = predicted.ttft_s
+            attributes["rantang.predicted_cached_tokens"] = predicted.cached_tokens
         if record.reason:
             attributes["rantang.reason"] = record.reason
         self._span.set_attributes(attributes)

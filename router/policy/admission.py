@@ -1,12 +1,13 @@
 """Can a promise be kept? Queue time = arrival at the router until the first step that schedules the request (DESIGN §7).
 
-Three answers by three quantiles of one prediction: *admit* where the high one keeps the SLO, *shed* where even the
-hopeful one breaks it everywhere, *wait* at the router in between. An empty replica always admits: a wrong model may make
-the router careful, never deaf.
+Three answers by three quantiles of one prediction: *admit* where the high one keeps the queue time and the time to first
+token, and the step model the time per token; *shed* where even the hopeful one breaks them everywhere; *wait* at the router
+in between. An empty replica always admits: a wrong model may make the router careful, never deaf.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -14,11 +15,13 @@ from random import Random
 import msgspec
 
 from router.policy.calibration import Calibration
+from router.policy.classes import Slo
 from router.policy.request_view import RequestView
 from router.policy.scoring import Candidate, Choice, Policy
 
 HOPEFUL_QUANTILE = 0.1
 RETRY_AFTER_MAX_S = 30.0
+LEAN_STEPS = 2.0
 _JITTER = 0.25  # of Retry-After: those shed together do not come back together
 
 
@@ -27,12 +30,18 @@ class Outlay(msgspec.Struct, frozen=True, gc=False):
 
     candidate: Candidate
     waits: Calibration  # of this replica
+    ttfts: Calibration  # of this replica and as much to prefill
     is_empty: bool
 
     def wait_s(self, quantile: float, now: float) -> float:
         """Stays below it with this probability, calibrated."""
         forecast = self.candidate.forecast
         return self.waits.quantile_s(forecast.wait_s, forecast.grain_s, quantile, now)
+
+    def ttft_s(self, quantile: float, now: float) -> float:
+        """As `wait_s`, until the first token."""
+        forecast = self.candidate.forecast
+        return self.ttfts.quantile_s(forecast.ttft_s, forecast.grain_s, quantile, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +51,19 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """`service_s` is the work it puts before those behind it, spread over the replicas."""
+    """`service_s` is the work it puts before those behind it, spread over the replicas; the rest as of the replica with the least wait."""
 
     service_s: float
+    new_tokens: int
+    prefill_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Shed:
     retry_after_s: float
-    expected_s: float  # the queue time it would have had
+    expected_s: float  # the queue time it would have had, or the time to first token
+    limit_s: float  # what was promised
+    is_ttft: bool  # of which of the two
 
 
 Verdict = Admit | Wait | Shed
@@ -60,9 +73,15 @@ Verdict = Admit | Wait | Shed
 class Promise:
     """What was promised, how much of it is used up, and how much queued work comes before."""
 
-    slo_s: float
+    slo: Slo
     waited_s: float
     ahead_s: float  # of batches waiting at the router before this one, spread over the replicas
+    depth_s: float = math.inf  # no more wait at a replica than this: others must still find room in theirs
+    is_lean: bool = False  # others have a better claim: it goes to a replica only when that is about to run dry
+
+    @property
+    def slo_s(self) -> float:
+        return self.slo.queue_time_s
 
 
 class Admission:
@@ -79,7 +98,9 @@ class Admission:
             return Admit(choice)
         if self.is_hopeless(promise, outlays, now):
             return self.shed(promise, outlays, now)
-        return Wait(self._service_s(outlays, now))
+        best = min(outlays, key=lambda one: one.candidate.forecast.ttft_s)
+        prefill_s = best.ttft_s(HOPEFUL_QUANTILE, now) - best.wait_s(HOPEFUL_QUANTILE, now)
+        return Wait(self._service_s(outlays, now), best.candidate.forecast.new_tokens, max(0.0, prefill_s))
 
     def admit(self, request: RequestView, promise: Promise, outlays: Sequence[Outlay], now: float) -> Choice | None:
         """Only the first answer: None refuses nobody, and may be asked as often as one likes."""
@@ -96,8 +117,18 @@ class Admission:
 
         A first step may have stalled: who waits here a little sees the truth, who is refused never does.
         """
-        least_s = min((promise.ahead_s + one.wait_s(HOPEFUL_QUANTILE, now)) / one.waits.doubt for one in outlays)
-        return promise.waited_s + least_s > promise.slo_s
+        for one in outlays:
+            left_s = promise.slo_s - promise.waited_s
+            if (promise.ahead_s + one.wait_s(HOPEFUL_QUANTILE, now)) / one.waits.doubt > left_s:
+                continue
+            within_s = promise.slo.ttft_within_s(one.candidate.forecast.new_tokens) - promise.waited_s
+            if within_s == math.inf or (promise.ahead_s + one.ttft_s(HOPEFUL_QUANTILE, now)) / one.ttfts.doubt <= within_s:
+                return False
+        return True
+
+    def least_s(self, outlays: Sequence[Outlay], now: float) -> tuple[float, float]:
+        """A hopeful bound of the wait for all who wait here, and what it may be divided by."""
+        return min(one.wait_s(HOPEFUL_QUANTILE, now) for one in outlays), max(max(one.waits.doubt, one.ttfts.doubt) for one in outlays)
 
     def place(self, request: RequestView, outlays: Sequence[Outlay], now: float) -> Choice:
         """The policy's choice; alone, it is for a stream that was admitted before and moves: it is not judged again."""
@@ -108,18 +139,39 @@ class Admission:
 
         `times`: it is that many times the work that the outlays are of.
         """
-        certain_s = promise.ahead_s + min(one.wait_s(self._quantile, now) for one in outlays)
-        free_s = now + max(0.05, certain_s - promise.slo_s)
+        over_s = min(self._over_s(one, promise, now) for one in outlays)
+        free_s = now + max(0.05, over_s)
         turn_s = min(max(free_s, self._returning_s), now + RETRY_AFTER_MAX_S)
         self._returning_s = turn_s + times * self._service_s(outlays, now)
-        expected_s = promise.ahead_s + min(one.wait_s(0.5, now) for one in outlays)
-        return Shed(self.jittered(turn_s - now), promise.waited_s + expected_s)
+        best = min(outlays, key=lambda one: one.wait_s(0.5, now))
+        expected_s = promise.waited_s + promise.ahead_s + best.wait_s(0.5, now)
+        within_s = promise.slo.ttft_within_s(best.candidate.forecast.new_tokens)
+        if within_s < math.inf and expected_s <= promise.slo_s:
+            ttft_s = promise.waited_s + promise.ahead_s + best.ttft_s(0.5, now)
+            return Shed(self.jittered(turn_s - now), ttft_s, within_s, is_ttft=True)
+        return Shed(self.jittered(turn_s - now), expected_s, promise.slo_s, is_ttft=False)
 
     def jittered(self, seconds: float) -> float:
         return seconds * (1.0 + _JITTER * self._random.random())
 
     def _keeps(self, one: Outlay, promise: Promise, now: float) -> bool:
-        return one.is_empty or promise.waited_s + one.wait_s(self._quantile, now) <= promise.slo_s
+        if one.is_empty:
+            return True
+        slo, forecast = promise.slo, one.candidate.forecast
+        wait_s = one.wait_s(self._quantile, now)
+        if promise.waited_s + wait_s > slo.queue_time_s or wait_s > promise.depth_s:
+            return False
+        if promise.is_lean and one.wait_s(0.5, now) > LEAN_STEPS * forecast.grain_s:
+            return False
+        if slo.ttft_s is not None and promise.waited_s + one.ttft_s(self._quantile, now) > slo.ttft_within_s(forecast.new_tokens):
+            return False
+        return slo.tpot_s is None or forecast.tpot_s <= slo.tpot_s
+
+    def _over_s(self, one: Outlay, promise: Promise, now: float) -> float:
+        """By how much it would break the promise there, with what comes before it, were it new."""
+        over_s = promise.ahead_s + one.wait_s(self._quantile, now) - promise.slo_s
+        within_s = promise.slo.ttft_within_s(one.candidate.forecast.new_tokens)
+        return over_s if within_s == math.inf else max(over_s, promise.ahead_s + one.ttft_s(self._quantile, now) - within_s)
 
     def _service_s(self, outlays: Sequence[Outlay], now: float) -> float:
         """By how much it delays those behind it, spread over the replicas."""

@@ -11,6 +11,8 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 
+from router.policy.prediction import LENGTHS
+
 WINDOW = 128
 PROPORTIONAL = 0.3
 TRUSTED_AFTER = 8  # waits that were seen
@@ -82,18 +84,17 @@ class Calibration:
 class Calibrations:
     """The calibrations of one replica: queue wait, and time to first token by the length to prefill."""
 
-    LENGTHS = (128, 512, 2048)  # upper ends of the buckets, tokens to prefill
     _ENOUGH = 8  # observations before a bucket speaks for itself
 
     def __init__(self) -> None:
         self.wait = Calibration()
         self._ttft = Calibration()
-        self._ttft_by_length = tuple(Calibration() for _ in range(len(self.LENGTHS) + 1))
+        self._ttft_by_length = tuple(Calibration() for _ in range(len(LENGTHS) + 1))
 
     def ttft(self, new_tokens: int) -> Calibration:
-        bucket = self._ttft_by_length[bisect_left(self.LENGTHS, new_tokens)]
+        bucket = self._ttft_by_length[bisect_left(LENGTHS, new_tokens)]
         return bucket if bucket.observations >= self._ENOUGH else self._ttft
 
     def observe_ttft(self, new_tokens: int, predicted_s: float, actual_s: float, grain_s: float, now: float) -> None:
-        for one in (self._ttft, self._ttft_by_length[bisect_left(self.LENGTHS, new_tokens)]):
+        for one in (self._ttft, self._ttft_by_length[bisect_left(LENGTHS, new_tokens)]):
             one.observe(predicted_s, actual_s, grain_s, now)

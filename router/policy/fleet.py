@@ -14,11 +14,13 @@ from replica.contract.messages import Frame, TokenDelta, Welcome
 from router.policy.admission import Outlay
 from router.policy.calibration import Calibrations
 from router.policy.forecast import Forecast, Hit, OutputLength, fits, forecast, outlook
-from router.policy.health import Health, Pulse, Watch
+from router.policy.health import Flaps, Health, Pulse, Watch
 from router.policy.incarnation import Incarnation
 from router.policy.load import Lease, ReplicaView
 from router.policy.popularity import Popularity
+from router.policy.prediction import Coverage, Prediction
 from router.policy.prefix_index import PrefixIndex
+from router.policy.report_check import Lies, limits_fault, load_fault
 from router.policy.request_view import RequestView
 from router.policy.scoring import Candidate
 
@@ -34,10 +36,16 @@ class Known:
     calibrations: Calibrations
     order: int
 
+    routers: int = 1  # connected to it, as it says
+
     @property
     def is_routable(self) -> bool:
         """If it is of the present pool."""
         return self.health.pulse is Pulse.BEATING and self.view.draining_since_s is None
+
+    def is_in(self, pool: ReplicaView | None) -> bool:
+        """Routable among the replicas like `pool`."""
+        return pool is not None and self.is_routable and self.view.fingerprint == pool.fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +55,31 @@ class FrameNews:
 
 
 class Fleet:
-    def __init__(self, *, prefix_index_bytes_max: int, stall_min_s: float, seed: int, now: float) -> None:
+    def __init__(self, *, prefix_index_bytes_max: int, stall_min_s: float, admission_quantile: float = 0.98, seed: int, now: float) -> None:
         self.index = PrefixIndex(prefix_index_bytes_max)
         self.output_length = OutputLength()
         self._popularity = Popularity()
         self._stall_min_s = stall_min_s
         self._known: dict[str, Known] = {}
+        self._routable: list[Known] | None = None  # None: to be found again, somebody's state has changed
         self._random = Random(seed)
         self._watch = Watch(now)
         self._orders = 0
         self.seen = False  # a replica has ever been connected: until then the fleet is loading
         self.hits_predicted_tokens = 0
         self.hits_actual_tokens = 0
+        self.coverage = Coverage(admission_quantile)
+        self.lies = Lies()
+        self._flaps = Flaps()
 
     # --- membership --------------------------------------------------------------------------------------------------
 
     def connect(self, welcome: Welcome, now: float) -> Incarnation | None:
-        """A link said Welcome. None: it belongs to another pool than those that stay, and must not be used."""
+        """A link said Welcome. None: it belongs to another pool than those that stay, or says what cannot be, and must not be used."""
+        fault = limits_fault(welcome.limits) or load_fault(welcome.load, welcome.limits)
+        if fault is not None:
+            self.lies.note(fault)
+            return None
         pool = self.pool()
         if pool is not None and pool.draining_since_s is None and pool.fingerprint != welcome.fingerprint:
             return None
@@ -77,17 +93,24 @@ class Fleet:
         self._orders += 1
         self.seen = True
         self._known[welcome.replica_id] = Known(
-            ReplicaView(incarnation, welcome, now), Health(welcome.load, self._stall_min_s, now), Calibrations(), self._orders
+            ReplicaView(incarnation, welcome, now),
+            Health(welcome.load, self._stall_min_s, now, flaps=self._flaps.connected(incarnation, now)),
+            Calibrations(),
+            self._orders,
         )
         self.index.add(incarnation)
+        self._routable = None
         return incarnation
 
-    def lose(self, replica_id: str) -> Incarnation | None:
+    def lose(self, replica_id: str, now: float | None = None) -> Incarnation | None:
         """Its link is gone. Leases, index entries and calibration go with the incarnation."""
         known = self._known.pop(replica_id, None)
         if known is None:
             return None
         self.index.remove(known.view.incarnation)
+        self._routable = None
+        if now is not None:
+            self._flaps.lost(known.view.incarnation, now)
         return known.view.incarnation
 
     def leave(self, replica_id: str, leaving: bool, now: float) -> None:
@@ -96,6 +119,12 @@ class Fleet:
         if known is not None:
             known.view.leaving = leaving
             known.view.drain(now)
+            self._routable = None
+
+    def drain(self, known: Known, now: float) -> None:
+        """It has just bounced work because it is draining."""
+        known.view.drain(now, bounced=True)
+        self._routable = None
 
     def get(self, incarnation: Incarnation) -> Known | None:
         known = self._known.get(incarnation.replica_id)
@@ -103,9 +132,12 @@ class Fleet:
 
     def pool(self) -> ReplicaView | None:
         """The latest member of the pool: those that stay before those that leave."""
-        views = [known.view for known in self._known.values()]
-        staying = [view for view in views if view.draining_since_s is None]
-        return next(reversed(staying or views), None)
+        latest: ReplicaView | None = None
+        for known in reversed(self._known.values()):  # most often the first of them stays
+            if known.view.draining_since_s is None:
+                return known.view
+            latest = latest or known.view
+        return latest
 
     def all(self) -> tuple[Known, ...]:
         return tuple(self._known.values())
@@ -116,26 +148,47 @@ class Fleet:
         """None: late, of another life."""
         known = self.get(incarnation)
         if known is None or frame.epoch != incarnation.epoch:
+            self.lies.note("epoch" if known is not None else "gone")
             return None
+        fault = load_fault(frame.load, known.view.limits, known.view.load)
+        if fault is not None:  # its tokens are good, what it says of itself is not: judged by own counts, and soon avoided
+            self.lies.note(fault)
+            for attempt in frame.accepted:
+                known.view.accept(attempt)
+            return FrameNews(self.index.frame(incarnation, frame), returned=False)
+        known.routers = frame.routers
+        was_routable = known.is_routable
         known.view.report(frame.load, frame.accepted, now)
-        returned = known.health.frame(frame.load, known.view.own > 0, now)
-        known.health.expect(outlook(known.view, self.output_length.mean, now).step_s)
+        expected_s = outlook(known.view, self.output_length.mean, now).step_s
+        returned = known.health.frame(frame.load, known.view.own > 0, now, expected_s)
+        if known.is_routable is not was_routable:
+            self._routable = None
         return FrameNews(self.index.frame(incarnation, frame), returned)
 
-    def check(self, now: float) -> tuple[Incarnation, ...]:
-        """Replicas just found stalled. To be called a few times a second."""
+    def check(self, now: float) -> tuple[tuple[Incarnation, ...], float]:
+        """Replicas just found stalled, and for how long the router itself stood still. To be called a few times a second."""
         pause_s = self._watch.tick(now)
         if pause_s > 0:
             for known in self._known.values():
                 known.health.excuse(pause_s)
-        return tuple(known.view.incarnation for known in self._known.values() if known.health.check(now))
+        stalled = tuple(known.view.incarnation for known in self._known.values() if known.health.check(now))
+        if stalled:
+            self._routable = None
+        return stalled, pause_s
 
     # --- own work ----------------------------------------------------------------------------------------------------
 
-    def lease(self, incarnation: Incarnation, attempt: int, request: RequestView, expected: Forecast, now: float) -> None:
-        """An attempt goes to a replica: from now on it counts, and its blocks are hits to come."""
+    def lease(self, incarnation: Incarnation, attempt: int, request: RequestView, expected: Forecast, now: float) -> Prediction:
+        """An attempt goes to a replica: from now on it counts, and its blocks are hits to come. What is expected, from now on."""
         known = self._known[incarnation.replica_id]
         limits = known.view.limits
+        waits, ttfts = known.calibrations.wait, known.calibrations.ttft(expected.new_tokens)
+        prediction = Prediction(
+            tuple(waits.quantile_s(expected.wait_s, expected.grain_s, one, now) for one in self.coverage.quantiles),
+            tuple(ttfts.quantile_s(expected.ttft_s, expected.grain_s, one, now) for one in self.coverage.quantiles),
+            expected.new_tokens,
+            expected.cached_tokens,
+        )
         known.view.lease(
             Lease(
                 attempt=attempt,
@@ -147,6 +200,7 @@ class Fleet:
                 predicted_ttft_s=expected.ttft_s,
                 grain_s=expected.grain_s,
                 cached_tokens=expected.cached_tokens,
+                prediction=prediction,
             )
         )
         self.index.dispatched(incarnation, attempt, request.block_keys, expected.cached_tokens // limits.block_size)
@@ -154,6 +208,7 @@ class Fleet:
         known.health.expect(outlook(known.view, self.output_length.mean, now).step_s)
         if expected.shared_blocks:
             self._popularity.use(request.block_keys[expected.shared_blocks - 1], now)
+        return prediction
 
     def release(self, incarnation: Incarnation, attempt: int, now: float) -> None:
         """Idempotent, and harmless for an incarnation that is gone."""
@@ -175,16 +230,21 @@ class Fleet:
             self.hits_actual_tokens += delta.cached_tokens
         if delta.waited_s is not None:
             known.calibrations.wait.observe(lease.predicted_wait_s, delta.waited_s, lease.grain_s, now)
+            if lease.prediction is not None:
+                self.coverage.observe("queue_time", lease.new_tokens, lease.prediction.queue_times_s, delta.waited_s)
         ttft_s = now - lease.dispatched_s
+        if lease.prediction is not None:
+            self.coverage.observe("ttft", lease.new_tokens, lease.prediction.ttfts_s, ttft_s)
         known.calibrations.observe_ttft(lease.new_tokens, lease.predicted_ttft_s, ttft_s, lease.grain_s, now)
 
     # --- the question ------------------------------------------------------------------------------------------------
 
-    def routable(self) -> list[Known]:
-        pool = self.pool()
-        if pool is None:
-            return []
-        return [known for known in self._known.values() if known.is_routable and known.view.fingerprint == pool.fingerprint]
+    def routable(self) -> Sequence[Known]:
+        """Kept until somebody's state changes: asking costs nothing, however many there are. Not to be changed by the caller."""
+        if self._routable is None:
+            pool = self.pool()
+            self._routable = [known for known in self._known.values() if known.is_in(pool)]
+        return self._routable
 
     def outlays(self, request: RequestView, candidates: Sequence[Known], now: float, *, sample: bool = True) -> list[Outlay]:
         """What to expect from each candidate that could ever run it; of many, from the likely ones and a sample."""
@@ -202,21 +262,30 @@ class Fleet:
                 view, request, Hit(depths.get(view.incarnation, 0), shared, uses), output_tokens=self.output_length.mean, now=now
             )
             slo_s = view.limits.step_slo_s
+            ttfts = known.calibrations.ttft(expected.new_tokens)
             candidate = Candidate(
                 incarnation=view.incarnation,
                 forecast=expected,
-                scale=known.calibrations.ttft(expected.new_tokens).scale(now),
+                view=view,
+                scale=_scale(expected, ttfts.scale(now)) / known.health.weight(now),
                 keeps_tpot=slo_s is None or expected.tpot_s <= slo_s,
                 is_stale=view.is_stale(now),
                 tiebreak=known.order,
             )
-            found.append(Outlay(candidate, known.calibrations.wait, view.is_empty))
+            found.append(Outlay(candidate, known.calibrations.wait, ttfts, view.is_empty))
         return found
 
-    def backlog_s(self, now: float) -> float:
-        """Predicted seconds until they have drained what they hold, the mean of the routable ones."""
-        drains = [outlook(one.view, self.output_length.mean, now).drain_s for one in self.routable()]
-        return sum(drains) / len(drains) if drains else 0.0
+    @property
+    def routers(self) -> int:
+        """Live ones, this one included, as most replicas see it."""
+        seen = sorted(known.routers for known in self._known.values())
+        return max(1, seen[len(seen) // 2]) if seen else 1
+
+
+def backlog_s(fleet: Fleet, now: float) -> float:
+    """Predicted seconds until they have drained what they hold, the mean of the routable ones."""
+    drains = [outlook(one.view, fleet.output_length.mean, now).drain_s for one in fleet.routable()]
+    return sum(drains) / len(drains) if drains else 0.0
 
 
 def _likely(candidates: Sequence[Known], depths: dict[Incarnation, int], random: Random) -> list[Known]:
@@ -225,3 +294,13 @@ def _likely(candidates: Sequence[Known], depths: dict[Incarnation, int], random:
     deepest = dict.fromkeys(sorted(depths, key=lambda one: -depths[one])[:half])
     chosen = [known for known in candidates if known.view.incarnation in deepest]
     return chosen + [known for known in random.sample(candidates, half) if known.view.incarnation not in deepest]
+
+
+def _scale(expected: Forecast, learned: float) -> float:
+    """What was learned of long waits says nothing within one step: else a streak of short prompts would all go to one of two
+    equal replicas, and the other would never get the chance to show that it has recovered.
+    """
+    if expected.ttft_s <= 0:
+        return 1.0
+    fine_s = min(expected.ttft_s, expected.grain_s)
+    return (fine_s + learned * (expected.ttft_s - fine_s)) / expected.ttft_s

@@ -146,7 +146,9 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
         wait_s=wait_s,
         ttft_s=wait_s + own_s,
         score_s=wait_s + own_s - excused * ahead.slope_s,
-        tpot_s=k.a + k.c * (view.load.running + request.choices) + k.d * (view.load.context_tokens + request.prompt_tokens),
+        tpot_s=k.a
+        + k.c * min(limits.max_num_seqs, ahead.there + request.choices)
+        + k.d * (view.load.context_tokens + view.claims.context_tokens + request.prompt_tokens),
         grain_s=max(ahead.step_s, 0.005),
         new_tokens=new,
         charged_tokens=new - excused,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 
 from replica.contract.messages import LoadReport
+from router.policy.incarnation import Incarnation
 
 _STEPS = 4
 _PROBES = 2
@@ -28,6 +29,10 @@ COLD_STALL_MIN_S = 15.0
 _ROUTER_PAUSE_S = 1.0  # the router itself was not running for so long: silence meanwhile proves nothing
 
 
+_WEIGHT_LEAST = 0.1
+_WEIGHT_RETURNED = 0.5
+
+
 class Pulse(enum.Enum):
     BEATING = "beating"
     STALLED = "stalled"
@@ -36,7 +41,8 @@ class Pulse(enum.Enum):
 class Health:
     """Progress of one incarnation, as seen by this router."""
 
-    def __init__(self, load: LoadReport, stall_min_s: float, now: float) -> None:
+    def __init__(self, load: LoadReport, stall_min_s: float, now: float, flaps: int = 0) -> None:
+        """`flaps`: links to this same incarnation that broke lately."""
         self._stall_min_s = stall_min_s
         self._progress = load.progress
         self._step_s = load.predicted_step_s
@@ -47,18 +53,37 @@ class Health:
         self._probes = 0
         self._stalls = 0
         self._steps_seen = 0
+        self._flaps = flaps
+        self._connected_s = now
         self.pulse = Pulse.BEATING
 
     def limit_s(self) -> float:
         least_s = max(self._stall_min_s, COLD_STALL_MIN_S) if self._progress < _COLD_STEPS else self._stall_min_s
         return max(least_s, _STEPS * self._step_s, _SEEN_STEPS * self._seen_s)
 
+    def weight(self, now: float) -> float:
+        """How far to trust it, 0.1 to 1; it divides what is expected there. Less the longer it is overdue, after stalls and broken links.
+
+        So a replica in trouble gets less work before it is given none.
+        """
+        weight = 1.0
+        if self._worked:
+            due_s = max(self._step_s, self._seen_s)
+            limit_s = self.limit_s()
+            if limit_s > due_s:
+                weight -= min(1.0, max(0.0, (now - self._moved_s - due_s) / (limit_s - due_s)))
+        if self._stalls and self._steps_seen < _HEALED_STEPS:
+            weight = min(weight, _WEIGHT_RETURNED + (1 - _WEIGHT_RETURNED) * self._steps_seen / _HEALED_STEPS)
+        if self._flaps and now - self._connected_s < Breaker.HEALED_S:
+            weight *= 0.5**self._flaps
+        return max(_WEIGHT_LEAST, weight)
+
     def expect(self, step_s: float) -> None:
         """Work was sent there: its next step may take so long."""
         self._step_s = max(self._step_s, step_s)
 
-    def frame(self, load: LoadReport, has_work: bool, now: float) -> bool:
-        """A frame came. True: a stalled replica has just returned."""
+    def frame(self, load: LoadReport, has_work: bool, now: float, expected_s: float = 0.0) -> bool:
+        """A frame came. True: a stalled replica has just returned. `expected_s`: a full step of what it reports and what is on its way."""
         moved = load.progress != self._progress
         idle = load.running + load.waiting == 0
         self._progress = load.progress
@@ -67,7 +92,7 @@ class Health:
             self._seen_s = max(now - self._moved_s, _SEEN_FADES * self._seen_s)
         if moved:  # an idle report is no progress: work of ours may be lost on its way to the engine
             self._moved_s = now
-        self._step_s = load.predicted_step_s
+        self._step_s = max(load.predicted_step_s, expected_s)
         self.work(has_work, now)
         if self.pulse is Pulse.BEATING:
             self._steps_seen += moved
@@ -139,3 +164,25 @@ class Breaker:
         self._connected_s = None
         self.failures += 1
         return self.failures
+
+
+class Flaps:
+    """Links to one and the same incarnation that broke: a restarted replica starts anew. Bounded; the oldest are forgotten."""
+
+    _KEPT_MAX = 1024
+    COUNTED_MAX = 3
+
+    def __init__(self) -> None:
+        self._lost: dict[str, tuple[Incarnation, int, float]] = {}  # replica → life, breaks in a row, when the last one was
+
+    def lost(self, incarnation: Incarnation, now: float) -> None:
+        count = self.connected(incarnation, now)
+        self._lost.pop(incarnation.replica_id, None)
+        self._lost[incarnation.replica_id] = (incarnation, count + 1, now)
+        if len(self._lost) > self._KEPT_MAX:
+            del self._lost[next(iter(self._lost))]
+
+    def connected(self, incarnation: Incarnation, now: float) -> int:
+        """Breaks that still count against it."""
+        last, count, at_s = self._lost.get(incarnation.replica_id, (None, 0, 0.0))
+        return min(count, self.COUNTED_MAX) if last == incarnation and now - at_s < Breaker.HEALED_S else 0

@@ -15,6 +15,7 @@ from router.policy.incarnation import Incarnation
 
 if TYPE_CHECKING:
     from router.policy.forecast import Outlook
+    from router.policy.prediction import Prediction
 
 REPORT_LEASE_S = 1.0  # two heartbeat periods; an older report is judged by own counts
 
@@ -32,6 +33,7 @@ class Lease:
     predicted_ttft_s: float = 0.0
     grain_s: float = 0.05  # one step there, then
     cached_tokens: int = 0  # believed hit
+    prediction: Prediction | None = None  # calibrated
 
 
 @dataclass(frozen=True, slots=True)

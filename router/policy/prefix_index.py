@@ -15,6 +15,7 @@ from router.policy.incarnation import Incarnation
 
 ENTRY_BYTES = 240  # of one key: the 16-byte key object, its node in the OrderedDict, the bits; measured by a test
 _RETIRED_BITS_MAX = 32  # then they are swept
+_STALE_MAX = 8  # frames in a row from the past: it is our sequence that is wrong
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class _View:
 
     bit: int
     sequence: int | None = None
+    stale: int = 0  # frames in a row that claimed to be older
     coming: dict[int, tuple[bytes, ...]] = field(default_factory=dict)  # attempt → keys it will bring
 
 
@@ -37,6 +39,7 @@ class PrefixIndex:
         self._retired = 0
         self._coming: dict[bytes, dict[int, dict[int, None]]] = {}  # key → bit → attempts that will bring it
         self.resyncs = 0
+        self.stale = 0  # frames that told nothing new and said that they did
 
     # --- lives -------------------------------------------------------------------------------------------------------
 
@@ -66,9 +69,13 @@ class PrefixIndex:
             for event in frame.events:
                 self._apply(view, event)
             view.sequence = frame.sequence
+            view.stale = 0
             return False
         if frame.sequence <= view.sequence:
-            return False  # a repetition
+            self.stale += 1
+            view.stale += 1
+            if view.stale < _STALE_MAX:
+                return False  # a repetition
         self._forget(view)
         self.resyncs += 1
         return True
@@ -84,6 +91,7 @@ class PrefixIndex:
             self._forget(view)
         self._store(view, (key for key, _ in snapshot.blocks))
         view.sequence = snapshot.sequence
+        view.stale = 0
 
     def _apply(self, view: _View, event: KvEvent) -> None:
         if isinstance(event, Stored):
@@ -156,6 +164,8 @@ class PrefixIndex:
                     break
             depth += 1
         _ended(ends, alive, depth)
+        if not ends:
+            return {}
         for key in reversed(keys[:depth]):  # a chain's head is the last to be evicted
             if key in self._holders:
                 self._holders.move_to_end(key)

@@ -1,83 +1,218 @@
-"""Batches that wait at the router for a replica that keeps their promise: deadline order, bounded in requests and tokens."""
+"""Batches that wait at the router for a replica that keeps their promise.
+
+Per class and tenant a lane in deadline order; among the lanes of a class deficit round robin by uncached tokens; among
+classes first those behind their floor, then the earliest deadline. Bounded in requests and tokens. `_take` and `add` are
+the only doors, so that sums over a lane are what its entries say (a test counts them again).
+"""
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
+from router.policy.classes import Slo
 from router.policy.request_view import RequestView
+
+QUANTUM_TOKENS = 1024  # uncached tokens per turn, times the tenant's weight
 
 
 @dataclass(frozen=True, slots=True, order=False)
 class Waiting:
-    """One batch in the queue. `service_s` is the work it puts before those behind it."""
+    """One batch in the queue. `service_s` is the work it puts before those behind it, `prefill_s` its own until the first token."""
 
     batch_id: int
     view: RequestView
     arrival_s: float
-    slo_s: float
+    slo: Slo
     service_s: float
+    new_tokens: int = 0  # that no cache holds
+    prefill_s: float = 0.0
+    request_id: str = ""
 
     @property
     def deadline_s(self) -> float:
         """When its first step should have been."""
-        return self.arrival_s + self.slo_s
+        return self.arrival_s + self.slo.queue_time_s
 
 
 def _order(one: Waiting) -> tuple[float, int]:
     return (one.deadline_s, one.batch_id)
 
 
-def _tokens(view: RequestView) -> int:
-    return view.total_tokens or view.choices * view.prompt_tokens
+@dataclass(slots=True)
+class _Lane:
+    """One tenant's batches of one class."""
+
+    weight: float
+    entries: list[Waiting] = field(default_factory=list)
+    work_s: float = 0.0
+    deficit: float = 0.0  # tokens it may take yet
+
+    def add(self, one: Waiting) -> None:
+        insort(self.entries, one, key=_order)
+        self.work_s += one.service_s
+
+    def take(self, one: Waiting) -> None:
+        place = bisect_left(self.entries, _order(one), key=_order)
+        assert self.entries[place] is one
+        del self.entries[place]
+        self.work_s = self.work_s - one.service_s if self.entries else 0.0
+
+    def work_before_s(self, deadline_s: float) -> float:
+        """Of those with an earlier deadline; most often all, so that there is nothing to sum up."""
+        place = bisect_right(self.entries, deadline_s, key=lambda one: one.deadline_s)
+        if 2 * place < len(self.entries):
+            return sum(one.service_s for one in self.entries[:place])
+        return self.work_s - sum(one.service_s for one in self.entries[place:])
+
+
+@dataclass(slots=True)
+class _Line:
+    """One class."""
+
+    lanes: dict[str, _Lane] = field(default_factory=dict)  # of tenants with something waiting, in turn
+    work_s: float = 0.0
+    weight: float = 0.0
+
+    def turn(self, yields: Callable[[str], bool]) -> _Lane:
+        """Whose head is next. Asked again before that head is taken, the answer is the same."""
+        if len(self.lanes) == 1:
+            return next(iter(self.lanes.values()))
+        lanes = {tenant: lane for tenant, lane in self.lanes.items() if not yields(tenant)} or dict(self.lanes)
+        while True:
+            tenant, lane = next(iter(lanes.items()))
+            if len(lanes) == 1 or lane.deficit >= lane.entries[0].new_tokens:
+                return lane
+            rounds = min((one.entries[0].new_tokens - one.deficit) / (QUANTUM_TOKENS * one.weight) for one in lanes.values())
+            if rounds > 1:  # nobody can afford its head within a round: let the idle rounds pass at once
+                for one in lanes.values():
+                    one.deficit += math.floor(rounds) * QUANTUM_TOKENS * one.weight
+            del self.lanes[tenant]  # to the end
+            lanes[tenant] = self.lanes[tenant] = lanes.pop(tenant)
+            following = next(iter(lanes.values()))
+            following.deficit += QUANTUM_TOKENS * following.weight
+
+    def earliest_s(self) -> float:
+        return min(lane.entries[0].deadline_s for lane in self.lanes.values())
 
 
 class WaitQueue:
-    """Depth and tokens are measured on the container itself, never counted beside it."""
-
-    def __init__(self, depth_max: int, tokens_max: int) -> None:
+    def __init__(self, depth_max: int, tokens_max: int, weight_of: Callable[[str], float] = lambda tenant: 1.0) -> None:
         self._depth_max = depth_max
         self._tokens_max = tokens_max
-        self._entries: list[Waiting] = []
+        self._weight_of = weight_of
+        self._entries: dict[int, Waiting] = {}
+        self._lines: dict[str, _Line] = {}
+        self.depth = 0  # requests: n choices count n
+        self.tokens = 0  # of prompts: each counts once per choice
+
+    # --- doors -------------------------------------------------------------------------------------------------------
 
     def has_room(self, view: RequestView) -> bool:
-        """n choices count n; a prompt counts once per choice."""
-        return self.depth + view.choices <= self._depth_max and self.tokens + _tokens(view) <= self._tokens_max
+        return self.depth + view.choices <= self._depth_max and self.tokens + view.all_tokens <= self._tokens_max
+
+    def could_hold(self, view: RequestView) -> bool:
+        """If it were empty."""
+        return view.choices <= self._depth_max and view.all_tokens <= self._tokens_max
 
     def add(self, one: Waiting) -> None:
         assert self.has_room(one.view)
-        insort(self._entries, one, key=_order)
+        view = one.view
+        line = self._lines.setdefault(view.request_class, _Line())
+        lane = line.lanes.get(view.tenant)
+        if lane is None:
+            lane = line.lanes[view.tenant] = _Lane(self._weight_of(view.tenant))
+            line.weight += lane.weight
+        lane.add(one)
+        line.work_s += one.service_s
+        self._entries[one.batch_id] = one
+        self.depth += view.choices
+        self.tokens += view.all_tokens
 
-    def remove(self, batch_id: int) -> bool:
-        """Idempotent; False: it was not here."""
-        for place, one in enumerate(self._entries):
-            if one.batch_id == batch_id:
-                del self._entries[place]
-                return True
-        return False
+    def remove(self, batch_id: int, *, served: bool = False) -> bool:
+        """Idempotent; False: it was not here. `served`: its tenant has had its turn."""
+        one = self._entries.pop(batch_id, None)
+        if one is None:
+            return False
+        view = one.view
+        line = self._lines[view.request_class]
+        lane = line.lanes[view.tenant]
+        lane.take(one)
+        line.work_s -= one.service_s
+        if served:
+            lane.deficit = max(0.0, lane.deficit - one.new_tokens)
+        if not lane.entries:  # an empty lane saves nothing up
+            del line.lanes[view.tenant]
+            line.weight -= lane.weight
+        if not line.lanes:
+            del self._lines[view.request_class]
+        self.depth -= view.choices
+        self.tokens -= view.all_tokens
+        return True
 
-    def head(self) -> Waiting | None:
-        return self._entries[0] if self._entries else None
+    # --- questions ---------------------------------------------------------------------------------------------------
 
-    def ahead_s(self, deadline_s: float) -> float:
-        """Work of those with an earlier deadline."""
-        return sum(one.service_s for one in self._entries if one.deadline_s <= deadline_s)
+    def head(self, first: Sequence[str] = (), yields: Callable[[str], bool] = lambda tenant: False) -> Waiting | None:
+        """`first`: classes behind their floor. `yields`: tenants that have had more than their share; they come after the others."""
+        if not self._lines:
+            return None
+        behind = [name for name in first if name in self._lines]
+        name = behind[0] if behind else min(self._lines, key=lambda one: self._lines[one].earliest_s()) if len(self._lines) > 1 else ""
+        line = self._lines[name] if name else next(iter(self._lines.values()))
+        return line.turn(yields).entries[0]
+
+    def ahead_s(self, request_class: str, tenant: str, deadline_s: float) -> float:
+        """Work that would come before such a request: its lane's with an earlier deadline, and what others get in between."""
+        line = self._lines.get(request_class)
+        lane = None if line is None else line.lanes.get(tenant)
+        own_s = 0.0 if lane is None else lane.work_before_s(deadline_s)
+        return self._ahead_s(request_class, tenant, own_s, deadline_s)
+
+    def with_ahead_s(self) -> Iterator[tuple[Waiting, float]]:
+        """Each batch, and the work that comes before it; they may be removed meanwhile."""
+        for name, line in tuple(self._lines.items()):
+            for tenant, lane in tuple(line.lanes.items()):
+                own_s = 0.0
+                for one in tuple(lane.entries):
+                    yield one, self._ahead_s(name, tenant, own_s, one.deadline_s)
+                    if one.batch_id in self._entries:
+                        own_s += one.service_s
+
+    def lacking(self, view: RequestView) -> tuple[int, int]:
+        """Requests and tokens that would have to leave, so that it has room."""
+        return self.depth + view.choices - self._depth_max, self.tokens + view.all_tokens - self._tokens_max
+
+    def latest(self, request_class: str, tenant: str) -> Iterator[Waiting]:
+        """Of one lane, the latest deadline first."""
+        return reversed(self._lines[request_class].lanes[tenant].entries)
+
+    def lanes(self) -> tuple[tuple[str, str], ...]:
+        """(class, tenant) of all who wait."""
+        return tuple((name, tenant) for name, line in self._lines.items() for tenant in line.lanes)
+
+    def __contains__(self, batch_id: int) -> bool:
+        return batch_id in self._entries
 
     def __iter__(self) -> Iterator[Waiting]:
-        return iter(tuple(self._entries))
+        return iter(tuple(self._entries.values()))
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
-    def depth(self) -> int:
-        return sum(one.view.choices for one in self._entries)
-
-    @property
-    def tokens(self) -> int:
-        return sum(_tokens(one.view) for one in self._entries)
-
-    @property
     def work_s(self) -> float:
-        return sum(one.service_s for one in self._entries)
+        return sum(line.work_s for line in self._lines.values())
+
+    def _ahead_s(self, request_class: str, tenant: str, own_s: float, deadline_s: float) -> float:
+        ahead_s = own_s
+        for name, line in self._lines.items():
+            if name != request_class:
+                ahead_s += sum(lane.work_before_s(deadline_s) for lane in line.lanes.values())
+            elif len(line.lanes) > (tenant in line.lanes):
+                lane = line.lanes.get(tenant)
+                weight = self._weight_of(tenant) if lane is None else lane.weight
+                others, others_s = line.weight - (lane.weight if lane else 0.0), line.work_s - (lane.work_s if lane else 0.0)
+                ahead_s += max(0.0, min(others_s, own_s * others / weight))
+        return ahead_s

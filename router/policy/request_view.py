@@ -17,6 +17,11 @@ class RequestView:
     other_tokens: int = 0  # Σ tokens of the different prompts after the first
     total_tokens: int = 0  # Σ prompt tokens over all choices; 0: prompt_tokens × choices
     longest_tokens: int = 0  # of any choice's prompt; 0: prompt_tokens
-    request_class: str = "interactive"
+    request_class: str = "standard"
     tenant: str = ""
     priority: int = 0
+
+    @property
+    def all_tokens(self) -> int:
+        """Of the prompts of all choices."""
+        return self.total_tokens or self.choices * self.prompt_tokens

@@ -151,3 +151,32 @@ def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
         file = tmp_path / f"{number}.yaml"
         file.write_text(block)
         assert load(file) != Config()
+
+
+def test_tables_of_classes_and_tenants() -> None:
+    config = parse({"router": {"classes": {"batch": {"queue_time_slo_s": 600, "floor": 0.1}}, "queue_time_slo_s": 3}}).router
+    assert [(one.name, one.slo.queue_time_s, one.floor) for one in config.service_classes()] == [("standard", 3, 0.0), ("batch", 600, 0.1)]
+    on_a_command_line = load(None, {"router": {"tenants": '{"acme": {"api_keys": ["k"], "weight": 2}}'}}).router
+    assert on_a_command_line.tenants["acme"].weight == 2
+
+
+@pytest.mark.parametrize(
+    "router",
+    [
+        {"classes": {"Batch!": {}}},
+        {"classes": {"batch": {"queue_time_slo_s": 0}}},
+        {"classes": {"batch": {"queue_time_slo_s": float("inf")}}},
+        {"classes": {"batch": {"slo": 3}}},
+        {"classes": {"a": {"floor": 0.5}, "b": {"floor": 0.5}}},
+        {"classes": {f"c{i}": {} for i in range(9)}},
+        {"classes": "not json"},
+        {"tenants": {"acme": {"api_keys": []}}},
+        {"tenants": {"acme": {"api_keys": ["secret key"]}}},
+        {"tenants": {"acme": {"api_keys": ["secret"], "weight": 0}}},
+        {"tenants": {"acme": {"api_keys": ["secret"]}}, "api_keys": ["secret"]},
+        {"tenants": {"acme": "secret"}},
+        {"tenants": '{"acme": "secret"'},
+    ],
+)
+def test_a_wrong_table_is_refused_and_no_key_repeated(router: dict[str, object]) -> None:
+    assert not [line for line in faults({"router": router}) if "secret" in line]

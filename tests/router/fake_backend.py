@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from replica.contract.messages import EngineLimits, FinishReason, GenerateRequest, TokenLogprobs
-from router.ports import Batch, Delta, PoolStatus, Rejected
+from router.policy.classes import Terms
+from router.ports import Account, Batch, Delta, PoolStatus, Rejected
 
 LIMITS = EngineLimits(
     max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=512, num_blocks=1024, block_size=16, max_waiting=1024, vocab_size=49152
@@ -53,6 +54,7 @@ class FakeBackend:
     hold: asyncio.Event | None = None  # open() waits for it
     batches: list[Batch] = field(default_factory=list)
     sessions: list[FakeSession] = field(default_factory=list)
+    told: Account = field(default_factory=Account)
     opening: int = 0  # open() calls that wait
     cancelled_opens: int = 0
 
@@ -73,12 +75,15 @@ class FakeBackend:
         self.sessions.append(session)
         return session
 
-    def foresee(self, arrival_s: float, queue_time_slo_s: float | None, about_tokens: int) -> Rejected | None:
+    def foresee(self, arrival_s: float, terms: Terms, about_tokens: int) -> Rejected | None:
         return self.foreseen
 
     def status(self) -> PoolStatus:
         running = sum(session.running for session in self.sessions)
         return replace(self.pool, running=running, kv_usage=running / 100)
+
+    def account(self) -> Account:
+        return self.told
 
     @property
     def running(self) -> int:

@@ -3,6 +3,7 @@
 import pytest
 
 from router.config import RouterConfig
+from router.policy.classes import Terms
 from router.reception import Reception
 from tests.router.modelled_replica import CPU, ModelledReplica
 from tests.router.virtual_world import World, prompt_of, request
@@ -47,7 +48,7 @@ def test_those_turned_away_are_told_to_come_back_one_after_another() -> None:
 
 def test_a_longer_promise_is_not_foreseen_to_break() -> None:
     world = busy_world()
-    assert world.board.reception.foresee(world.now, 100.0, 400, world.now) is None
+    assert world.board.reception.foresee(world.now, Terms(queue_time_slo_s=100.0), 400, world.now) is None
 
 
 @pytest.mark.parametrize("arrived_ago_s", [0.0, 1_000.0])

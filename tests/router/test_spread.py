@@ -6,6 +6,8 @@ import pytest
 
 from replica.contract.messages import StepTimeCoefficients
 from router.config import RouterConfig
+from router.policy import fleet as fleet_module
+from router.policy.health import Health
 from router.policy.load import ReplicaView
 from router.policy.popularity import Popularity
 from tests.router.modelled_replica import CPU, GPU, ModelledReplica
@@ -142,3 +144,76 @@ def test_a_replica_that_was_full_and_is_now_idle_gets_its_share() -> None:
     world.run(20.0)
     names = [name for name, _ in world.submits[before:]]
     assert 15 <= names.count("r0") <= 35
+
+
+def streak(scale: float) -> int:
+    """60 short prompts on two equal replicas, of which the router learned in long waits that r1 is so much slower: those r1 got."""
+    world = World(CONFIG, [ModelledReplica(f"r{i}", truth=GPU) for i in range(2)])
+    world.run(1.0)
+    known = world.board.fleet.get(world.incarnations["r1"])
+    assert known is not None
+    for _ in range(30):
+        known.calibrations.observe_ttft(10, 0.2, 0.2 * scale, 0.01, 1.0)
+    random = Random(1)
+    time_s = 1.0
+    for i in range(60):
+        time_s += random.expovariate(20.0)
+        world.at(time_s, lambda i=i: world.arrive(request(f"q{i}", prompt_of(100 + i, 20), max_tokens=60)) and None)
+    world.run(time_s + 60)
+    return sum(name == "r1" for name, _ in world.submits)
+
+
+def test_a_streak_of_short_prompts_does_not_herd() -> None:
+    assert streak(2.0) >= 18
+
+
+def test_with_the_learned_scale_on_every_step_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "_scale", lambda expected, learned: learned)
+    assert streak(2.0) <= 6
+
+
+def test_a_replica_whose_step_is_overdue_gets_less_before_it_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The breaker: between the last sign of progress and the stall, new work goes elsewhere."""
+
+    def sent_there() -> int:
+        world = World(CONFIG, [ModelledReplica(f"r{i}") for i in range(2)])
+        for replica in world.replicas.values():
+            replica.progress = 1000
+        world.run(1.0)
+        for i in range(8):
+            world.arrive(request(f"busy{i}", prompt_of(i, 60), max_tokens=400))
+        world.run(1.5)
+        world.freeze("r0")
+        world.run(3.2)
+        assert not world.notices, "not stalled yet"
+        before = len(world.submits)
+        for i in range(10):
+            world.arrive(request(f"n{i}", prompt_of(100 + i, 40)))
+        return sum(name == "r0" for name, _ in world.submits[before:])
+
+    assert sent_there() <= 2
+    monkeypatch.setattr(Health, "weight", lambda self, now: 1.0)
+    monkeypatch.setattr(ReplicaView, "is_stale", lambda self, now: False)
+    assert sent_there() >= 4, "the control"
+
+
+def test_decisions_say_why_and_what_came_of_it() -> None:
+    world = World(CONFIG.model_copy(update={"debug_decisions": 5}), [ModelledReplica(f"r{i}") for i in range(2)])
+    world.run(1.0)
+    for i in range(8):
+        world.arrive(request(f"q{i}", prompt_of(1, 200) + prompt_of(50 + i, 20), max_tokens=5))
+        world.run(world.now + 1.0)
+    last = world.board.reception.decisions.last()
+    assert [one["request_id"] for one in last] == ["q3", "q4", "q5", "q6", "q7"]
+    assert world.board.reception.decisions.open == 0
+    for one in last:
+        candidates = {each["replica"]: each for each in one["candidates"]}  # type: ignore[attr-defined]
+        chosen = candidates[one["replica"]]
+        assert one["verdict"] == "admitted" and one["reason"] in ("least_ttft", "tie")
+        assert set(candidates) == {"r0", "r1"}
+        actual = one["actual"]
+        assert isinstance(actual, dict) and actual["hit_tokens"] == chosen["hit_tokens"] == 192
+        assert actual["ttft_s"] > 0 and chosen["ttft_s"] > 0
+    off = World(CONFIG, [ModelledReplica("r0")])
+    off.arrive(request("q", prompt_of(1, 20)))
+    assert len(off.board.reception.decisions) == off.board.reception.decisions.open == 0

@@ -66,6 +66,7 @@ class World:
         self.replicas: dict[str, ModelledReplica] = {}
         self.incarnations: dict[str, Incarnation] = {}
         self.outcomes: dict[int, Outcome] = {}
+        self.first_s: dict[int, float] = {}  # batch → when its first token came
         self.notices: list[Notice] = []
         self.submits: list[tuple[str, GenerateRequest]] = []
         for replica in replicas:
@@ -168,6 +169,8 @@ class World:
             self.outcomes[effect.batch_id].opened = True
         elif isinstance(effect, Emit):
             self.outcomes[effect.batch_id].deltas.append(effect.delta)
+            if effect.delta.token_ids:
+                self.first_s.setdefault(effect.batch_id, self.now)
         elif isinstance(effect, Reject):
             outcome = self.at_batch(effect.batch_id)
             outcome.rejected, outcome.rejected_s = effect, self.now

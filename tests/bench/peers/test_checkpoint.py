@@ -45,7 +45,7 @@ def test_the_bf16_gguf_holds_the_weights_we_serve(quantised: ModelFiles, tmp_pat
     make_gguf(quantised.gguf, target)
     config = read_model_config(quantised)
     assert read_model_config(resolve(str(target))) == config
-    ours, theirs = GgufSource(quantised, config.head_dim), GgufSource(resolve(str(target)), config.head_dim)
+    ours, theirs = GgufSource(quantised, config), GgufSource(resolve(str(target)), config)
     names = [name for name in tensor_names(config) if ours.has(name)]
     assert len(names) == len(read_gguf_header(quantised.gguf).tensors)
     for name in names:
@@ -60,7 +60,7 @@ def test_the_checkpoint_holds_the_weights_we_serve(quantised: ModelFiles, tmp_pa
     config = read_model_config(resolve(str(tmp_path)))
     assert replace(config, norm_epsilon=meant.norm_epsilon) == meant
     assert config.norm_epsilon == pytest.approx(meant.norm_epsilon, rel=1e-6)  # the GGUF keeps a float32 of it
-    source = GgufSource(quantised, meant.head_dim)
+    source = GgufSource(quantised, meant)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert set(file.keys()) == {name for name in tensor_names(meant) if source.has(name)}
         for name in file.keys():  # noqa: SIM118 (not a dict)

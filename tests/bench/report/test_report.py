@@ -119,18 +119,18 @@ def test_markdown_escapes_what_would_break_the_table() -> None:
 
 
 def test_the_report_of_a_sweep(tmp_path: Path) -> None:
-    rows = [row for i in range(4) for row in rows_for(i, shed=i)]
+    rows = [row for i in range(2) for row in rows_for(i, shed=i)]
     details = {"texts": {"The knee": "knee at 2 req/s & more\n"}}
-    source = write(Result("sweep-chat", {"seed": "0"}, points=a_sweep(), details=details), tmp_path, rows)
+    source = write(Result("sweep-chat", {"seed": "0"}, points=a_sweep()[:2], details=details), tmp_path, rows)
     paths = write_report(source)
     names = [path.name.removeprefix(source.stem) for path in paths]
     assert names == [
         ".html",
-        *(f"-{each}.{kind}" for each in ("curves", "distributions", "timeline-1", "timeline-2", "timeline-3") for kind in ("png", "svg")),
+        *(f"-{each}.{kind}" for each in ("curves", "distributions", "timeline-1") for kind in ("png", "svg")),
     ]
     page = paths[0].read_text()
-    assert page.count("<img") == 5
-    for words in ("The knee", "knee at 2 req/s &amp; more", "0123456789abcdef", "likely bound", "commit", "TTFT p95, ms"):
+    assert page.count("<img") == 3
+    for words in ("The knee", "knee at 2 req/s &amp; more", "0123456789abcdef", "no bound shows", "commit", "TTFT p95, ms"):
         assert words in page, words
 
 
@@ -138,6 +138,12 @@ def test_a_result_without_points_is_refused(tmp_path: Path) -> None:
     source = write(Result("old", {}), tmp_path)
     with pytest.raises(ValueError, match="no measured points"):
         write_report(source)
+
+
+def test_the_knee_the_load_above_it_and_the_burst_are_shown_over_time() -> None:
+    assert telling(a_sweep()) == [1, 2, 3]
+    assert telling(a_sweep()[:2]) == [1]
+    assert telling([point([card()], label=f"step {i}") for i in range(5)]) == [0, 2, 4]
 
 
 def test_a_single_point_has_no_curve() -> None:

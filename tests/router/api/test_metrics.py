@@ -37,9 +37,12 @@ NAMES = {
     "rantang:requests_in_flight",
     "rantang:requests_invalid",
     "rantang:requests_queued",
+    "rantang:stream_moves",
     "rantang:requests_shed",
     "rantang:replicas",
     "rantang:ready",
+    "rantang:queue_time_seconds",
+    "rantang:slo",
 }
 
 

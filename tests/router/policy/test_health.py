@@ -1,7 +1,8 @@
 import msgspec
 
 from replica.contract.messages import LoadReport
-from router.policy.health import COLD_STALL_MIN_S, Breaker, Health, Pulse
+from router.policy.health import COLD_STALL_MIN_S, Breaker, Flaps, Health, Pulse
+from router.policy.incarnation import Incarnation
 from router.policy.retry_budget import RetryBudget
 from tests.router.modelled_replica import ModelledReplica
 
@@ -109,3 +110,43 @@ def test_retries_are_a_tenth_of_the_requests() -> None:
         one.request()
         taken += one.take()
     assert 95 <= taken <= 104
+
+
+def test_a_frame_does_not_forget_what_is_on_its_way() -> None:
+    """The report was written before our work came there: the step that will take it may still be a long one."""
+    one = health()
+    one.work(True, 0.0)
+    one.expect(3.0)
+    one.frame(load(progress=1001), True, 0.1, expected_s=3.0)
+    assert one.limit_s() == 12.0
+    one.frame(load(progress=1002), True, 0.2)
+    assert one.limit_s() == 2.0, "the control: without it the limit is the shortest one"
+
+
+def test_weight_falls_before_a_stall_and_rises_after_it() -> None:
+    one = health()
+    assert one.weight(100.0) == 1.0, "idle: nothing is overdue"
+    one.work(True, 0.0)
+    weights = [one.weight(now) for now in (0.0, 0.5, 1.0, 1.5, 1.95)]
+    assert weights[0] == 1.0 and weights[-1] == 0.1
+    assert weights == sorted(weights, reverse=True) and len(set(weights)) == 5
+    assert one.check(2.1)
+    for step in range(2):
+        one.frame(load(progress=1001 + step), True, 2.2 + step / 100)
+    assert one.pulse is Pulse.BEATING and one.weight(2.22) == 0.5
+    for step in range(20):
+        one.frame(load(progress=1100 + step), True, 2.3 + step / 100)
+    assert one.weight(2.5) == 1.0, "healed"
+
+
+def test_links_that_break_lower_the_weight_of_the_same_life_only() -> None:
+    flaps = Flaps()
+    life, reborn = Incarnation("r0", 1), Incarnation("r0", 2)
+    for now in (1.0, 2.0):
+        flaps.lost(life, now)
+    assert (flaps.connected(life, 3.0), flaps.connected(reborn, 3.0), flaps.connected(life, 13.0)) == (2, 0, 0)
+    one = Health(load(), 2.0, 3.0, flaps=2)
+    assert (one.weight(3.0), one.weight(14.0)) == (0.25, 1.0)
+    for i in range(3000):
+        flaps.lost(Incarnation(f"x{i}", 1), 4.0)
+    assert len(flaps._lost) == Flaps._KEPT_MAX

@@ -1,7 +1,8 @@
 from router.policy.forecast import Forecast
 from router.policy.incarnation import Incarnation
 from router.policy.request_view import RequestView
-from router.policy.scoring import Candidate, LeastTtft, RoundRobin, policy_named
+from router.policy.scoring import Candidate, LeastTtft
+from tests.router.policy.replica_views import view
 
 ANY = RequestView(100, (), 10)
 
@@ -10,7 +11,7 @@ def candidate(
     name: str, ttft_s: float, *, new: int = 100, batch: int = 1, scale: float = 1.0, tpot: bool = True, stale: bool = False
 ) -> Candidate:
     forecast = Forecast(0.0, ttft_s, ttft_s, 0.01, 0.01, new, float(new), 0, 0, 7, batch, 0.1)
-    return Candidate(Incarnation(name, 1), forecast, scale, tpot, stale, tiebreak=int(name[1:]))
+    return Candidate(Incarnation(name, 1), forecast, view(name), scale, tpot, stale, tiebreak=int(name[1:]))
 
 
 def chosen(*candidates: Candidate, seed: int = 1) -> str:
@@ -44,10 +45,3 @@ def test_who_keeps_the_inter_token_time_and_who_is_heard_of_come_first() -> None
     assert chosen(candidate("r0", 1.0, tpot=False), candidate("r1", 5.0)) == "r1"
     assert chosen(candidate("r0", 1.0, stale=True), candidate("r1", 5.0)) == "r1"
     assert chosen(candidate("r0", 1.0, stale=True), candidate("r1", 5.0, stale=True)) == "r0", "all are dark: go on by own counts"
-
-
-def test_the_baselines() -> None:
-    fleet = [candidate(f"r{i}", 1.0, batch=5 - i) for i in range(3)]
-    robin = RoundRobin(1)
-    assert [robin.choose(ANY, fleet, 0.0).incarnation.replica_id for _ in range(4)] == ["r0", "r1", "r2", "r0"]
-    assert policy_named("least_requests", 1).choose(ANY, fleet, 0.0).incarnation.replica_id == "r2"

@@ -1,0 +1,73 @@
+"""Reports that cannot be true: a replica that says such a thing is not believed, and nothing breaks (L9).
+
+The router divides by these numbers and sorts by them: everything it reads is checked here once, when it comes.
+"""
+
+from __future__ import annotations
+
+import math
+
+from replica.contract.messages import EngineLimits, LoadReport, TokenDelta
+
+COUNT_MAX = 2**40
+STEP_S_MAX = 3600.0
+
+
+class Lies:
+    """How often, by reason."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def note(self, reason: str) -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+
+
+def limits_fault(limits: EngineLimits) -> str | None:
+    """None: nothing is wrong. The reason is one word, for a metric's label."""
+    numbers = (
+        limits.max_model_len,
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        limits.num_blocks,
+        limits.block_size,
+        limits.vocab_size,
+    )
+    if not all(0 < one <= COUNT_MAX for one in numbers) or not 0 <= limits.max_waiting <= COUNT_MAX:
+        return "limits"
+    if limits.step_slo_s is not None and not (math.isfinite(limits.step_slo_s) and limits.step_slo_s > 0):
+        return "limits"
+    return None
+
+
+def load_fault(load: LoadReport, limits: EngineLimits, before: LoadReport | None = None) -> str | None:
+    """`before`: the last report of the same incarnation that was believed."""
+    counts = (
+        load.progress,
+        load.running,
+        load.waiting,
+        load.queued_prefill_tokens,
+        load.context_tokens,
+        load.free_blocks,
+        load.evictable_blocks,
+    )
+    if any(one < 0 for one in counts):
+        return "negative_load"
+    if any(one > COUNT_MAX for one in counts) or load.free_blocks + load.evictable_blocks > limits.num_blocks:
+        return "impossible_load"
+    k = load.step_time
+    times = (k.a, k.b, k.c, k.d, k.e, load.predicted_step_s)
+    if not all(math.isfinite(one) and 0 <= one <= STEP_S_MAX for one in times):
+        return "step_time"
+    if before is not None and load.progress < before.progress:
+        return "progress"
+    return None
+
+
+def delta_fault(delta: TokenDelta) -> str | None:
+    """Of what a first delta says for admission to learn from."""
+    if delta.waited_s is not None and not (math.isfinite(delta.waited_s) and 0 <= delta.waited_s <= 24 * STEP_S_MAX):
+        return "waited"
+    if delta.cached_tokens is not None and not 0 <= delta.cached_tokens <= COUNT_MAX:
+        return "cached_tokens"
+    return None

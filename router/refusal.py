@@ -1,0 +1,38 @@
+"""What is said to those who are not served, in the words of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.policy.admission import Shed
+from router.policy.classes import Classes
+from router.policy.fleet import Known
+from router.policy.forecast import fits
+from router.policy.request_view import RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    reason: str
+    message: str
+    retry_after_s: float | None = None
+
+
+def too_late(shed: Shed, suffix: str = "") -> Refusal:
+    what = "time to first token" if shed.is_ttft else "queue time"
+    reason = ("ttft" if shed.is_ttft else "queue_time") + suffix
+    return Refusal(429, reason, f"the predicted {what} of {shed.expected_s:.1f} s exceeds {shed.limit_s:g} s", shed.retry_after_s)
+
+
+def unknown_class(classes: Classes) -> Refusal:
+    return Refusal(400, "unknown_class", f"there is no such class of service; there are {', '.join(classes.names)}")
+
+
+def never_fits(known: Sequence[Known], view: RequestView) -> Refusal | None:
+    """Replicas are there, and none of them could ever hold it."""
+    if not known or any(fits(one.view, view) for one in known):
+        return None
+    most = max(min(one.view.limits.max_model_len, one.view.limits.num_blocks * one.view.limits.block_size) for one in known)
+    return Refusal(400, "never_fits", f"the prompt has {view.prompt_tokens} tokens, and with one to generate at most {most} fit")
