@@ -11,7 +11,7 @@ from bench.golden import Golden, GoldenItem
 from bench.mock_openai import Fault
 from bench.peers import same_model
 from bench.peers.peer import Prompts
-from bench.peers.same_model import SameModel, count, gap_at_divergence
+from bench.peers.same_model import SameModel, count, gap_of_ids, gap_of_text
 from tests.bench.mock_pair import StartPair
 
 WORDS = (" zero", " one", " two", " three")
@@ -23,11 +23,21 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def test_the_gap_is_taken_where_the_texts_part() -> None:
-    assert gap_at_divergence(ITEM, " zero one two", decode) is None
-    assert gap_at_divergence(ITEM, "zero one two", decode) is None  # some servers strip
-    assert gap_at_divergence(ITEM, " zero three", decode) == 0.1
-    assert gap_at_divergence(ITEM, " three", decode) == 2.0
-    assert gap_at_divergence(ITEM, " zero one two three", decode) == 4.0  # it should have ended
+    assert gap_of_text(ITEM, " zero one two", decode) is None
+    assert gap_of_text(ITEM, "zero one two", decode) is None  # some servers strip
+    assert gap_of_text(ITEM, " zero three", decode) == 0.1
+    assert gap_of_text(ITEM, " three", decode) == 2.0
+    assert gap_of_text(ITEM, " zero one two three", decode) == 4.0  # it should have ended
+
+
+def test_a_word_that_goes_on_may_be_another_token() -> None:
+    assert gap_of_text(ITEM, " zero ones", decode) == 0.1  # " ones" is no " one": the difference is there, not after it
+    assert gap_of_text(ITEM, " zero one!", decode) == 3.0
+
+
+def test_ids_tell_exactly() -> None:
+    assert gap_of_ids(ITEM, [0, 1, 2]) is None
+    assert gap_of_ids(ITEM, [0, 3, 2]) == 0.1 and gap_of_ids(ITEM, [0, 1]) == 3.0 and gap_of_ids(ITEM, [0, 1, 2, 3]) == 4.0
 
 
 def test_counts() -> None:
@@ -37,10 +47,11 @@ def test_counts() -> None:
 
 async def test_a_server_of_another_model_is_seen(pair: StartPair) -> None:
     recorded = Golden(3, frozenset({9}), (ITEM,))
+    by_text = Prompts(ask_ids=False)
     served = await pair()
-    found = await same_model.check(f"http://127.0.0.1:{served.port}", recorded, Prompts(), decode)
+    found = await same_model.check(f"http://127.0.0.1:{served.port}", recorded, by_text, decode)
     assert found == SameModel(1, 0, 0, different=1, failed=0)
-    numbered = await same_model.check(f"http://127.0.0.1:{served.port}", recorded, Prompts(), lambda ids: "".join(f" t{i}" for i in ids))
+    numbered = await same_model.check(f"http://127.0.0.1:{served.port}", recorded, by_text, lambda ids: "".join(f" t{i}" for i in ids))
     assert numbered.holds and numbered.equal == 1  # the control: the mock says t0 t1 t2
 
 
