@@ -89,7 +89,7 @@ def synthetic(count: int, *, prompt_tokens: int, output_tokens: int, rate_per_s:
     """Poisson arrivals of one shape, no prefixes."""
     random = Random(seed)
     now = 0.0
-    requests = []
+    requests: list[TraceRequest] = []
     for _ in range(count):
         now += random.expovariate(rate_per_s)
         requests.append(TraceRequest(now, prompt_tokens, output_tokens, own_keys(len(requests), prompt_tokens)))
