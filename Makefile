@@ -36,8 +36,8 @@ check: $(STAMP)  ## ruff, mypy --strict, import-linter
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest -q tests/architecture
 
-bench: $(STAMP)  ## a short closed-loop benchmark of the whole stack: a table, and JSON in bench/results/
-	@$(BIN)/python -m bench.closed_loop $(ARGS)
+bench: $(STAMP)  ## measure the whole stack in under five minutes: scorecards, plots and a page in bench/results/ (ARGS="--url … -w chat@2")
+	@$(BIN)/python -m bench.cli run -w a,b,d,e,chat@0.7,chat@1.4,chat@2.1,mix@0.4 --duration-s 15 --slo-ttft-ms 2000 --slo-itl-p95-ms 200 --report $(ARGS)
 
 clean:  ## remove .venv and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

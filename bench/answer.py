@@ -15,6 +15,7 @@ from bench.record import Outcome, RequestRecord
 ERROR_BODY_MAX_BYTES = 16 * 1024
 EVENT_MAX_BYTES = 16 * 1024 * 1024
 PROBLEMS_MAX = 8
+TOKENS_TOO_MANY = 64  # beyond what was asked for: the answer is not waited for any longer
 
 
 _ABSENT = msgspec.Raw(b"")  # msgspec decodes no union with Raw: absent and null are told by content
@@ -84,6 +85,7 @@ class AnswerReader:
         self._saw_done = False
         self._saw_ids = False
         self._over = False
+        self._tokens = 0
 
     @property
     def over(self) -> bool:
@@ -103,14 +105,17 @@ class AnswerReader:
             self._problem("not an event stream")
 
     def received(self, data: bytes, now_s: float) -> None:
+        if self._over:
+            return
         self._buffer += data
         if not self._stream:
-            if (self.record.status or 0) >= 300:
-                del self._buffer[ERROR_BODY_MAX_BYTES:]
+            kept = ERROR_BODY_MAX_BYTES if (self.record.status or 0) >= 300 else EVENT_MAX_BYTES
+            if len(self._buffer) > kept:
+                del self._buffer[kept:]
             return
         if b"\r" in self._buffer:
             self._buffer = self._buffer.replace(b"\r\n", b"\n")
-        while (end := self._buffer.find(b"\n\n")) >= 0:
+        while (end := self._buffer.find(b"\n\n")) >= 0 and not self._over:
             event = bytes(self._buffer[:end])
             del self._buffer[: end + 2]
             self._event(event, now_s)
@@ -119,6 +124,8 @@ class AnswerReader:
             self._buffer.clear()
 
     def ended(self, now_s: float) -> None:
+        if self._over:
+            return
         record = self.record
         status = record.status or 0
         if status >= 300:
@@ -190,6 +197,11 @@ class AnswerReader:
         if tokens:
             record.chunk_times_s.append(now_s)
             record.chunk_tokens.append(tokens)
+            self._tokens += tokens
+            wanted = self._expect.completion_tokens
+            if wanted is not None and self._tokens > wanted + TOKENS_TOO_MANY:
+                self._problem(f"more than {wanted + TOKENS_TOO_MANY} tokens, asked for {wanted}")
+                self.finish(Outcome.WRONG, now_s)
         if event.usage is not None:
             self._usage(event.usage)
 
@@ -249,7 +261,7 @@ class AnswerReader:
             self._problem(f"usage says {record.counts.completion_tokens} tokens, asked for {expect.completion_tokens}")
         if not expect.countable:
             return
-        seen = record.tokens_seen
+        seen = self._tokens
         if self._saw_ids and seen != record.counts.completion_tokens:
             self._problem(f"usage says {record.counts.completion_tokens} tokens, {seen} came")
         elif seen > record.counts.completion_tokens:  # without ids an event stands for at least one token

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
+
+from bench import analysis_cli, run_cli
+from bench.usage import usage_errors
 
 app = typer.Typer(
     name="bench",
@@ -10,13 +16,19 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-@app.callback()
-def bench() -> None:
-    """Measure a server: scorecards, sweeps, comparisons."""
+@app.command()
+def workloads(seed: Annotated[int, typer.Option(help="Of lengths and arrivals.")] = 0) -> None:
+    """List the workloads."""
+    from bench.workloads import names, workload
+
+    for name in names():
+        found = workload(name, seed)
+        typer.echo(f"{name:6} {found.description}; {len(found)} requests, hash {found.hash()}")
 
 
 @app.command()
@@ -27,6 +39,23 @@ def metrics() -> None:
     for figure in FIGURES:
         typer.echo(f"{figure.name:24} {figure.title}{', ' + figure.unit if figure.unit else ''}")
 
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="jsonl of requests: messages or prompt, timestamp, output length.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The trace: times, lengths, structure of prefixes; no text.")],
+) -> None:
+    """Make a log of requests a trace that holds no text."""
+    from bench.convert import convert as convert_log
+
+    with usage_errors():
+        done = convert_log(source, target)
+    estimated = f"; the lengths of {done.estimated} prompts are estimates" if done.estimated else ""
+    typer.echo(f"{done.requests} requests{estimated}")
+
+
+app.command()(run_cli.run)
+analysis_cli.add_to(app)
 
 if __name__ == "__main__":
     app()

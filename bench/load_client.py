@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from bench.answer import AnswerReader, Expectation
-from bench.connection import ConnectionPool, Target
+from bench.connection import Connection, ConnectionPool, Target
 from bench.record import Outcome, RequestRecord
+
+RETRIES_MAX = 16  # after refusals, of one request
+TIMER_SLACK_S = 0.01  # a timer may fire early by the loop's granularity
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,15 @@ class Call:
 
 
 class LoadClient:
-    """Sends calls to one server. `tokens_received` grows while streams run, for who measures a window of time."""
+    """Sends calls to one server. `tokens_received` grows while streams run, for who measures a window of time.
 
-    def __init__(self, target: Target, *, timeout_s: float = 600.0, reuse_connections: bool = True) -> None:
+    `obey_retry_after`: a refusal that says when to come again is obeyed, a few times and within the time limit; the
+    request still counts from when it was first due.
+    """
+
+    def __init__(self, target: Target, *, timeout_s: float = 600.0, reuse_connections: bool = True, obey_retry_after: bool = False) -> None:
         self.target = target
+        self._obey = obey_retry_after
         self._pool = ConnectionPool(target)
         self._timeout_s = timeout_s
         self._reuse = reuse_connections
@@ -61,6 +69,10 @@ class LoadClient:
         self._live[serial] = record
         try:
             await self._send(call, record)
+            while (wait_s := self._wait_s(call, record)) is not None:
+                await asyncio.sleep(wait_s)
+                record.begin_again()
+                await self._send(call, record)
         finally:
             del self._live[serial]
             self._finished_tokens += record.tokens_seen
@@ -70,22 +82,25 @@ class LoadClient:
         request = self._request_bytes(call)
         fresh = call.new_connection or not self._reuse
         for _ in range(2):
-            try:
-                connection = await self._pool.take(fresh=fresh)
-            except (OSError, TimeoutError) as error:
-                record.problems.append(f"cannot connect: {type(error).__name__}")
-                record.end_s = time.perf_counter()
-                return
             over = asyncio.Event()
             reader = AnswerReader(record, call.expect, over.set)
-            record.sent_s = time.perf_counter()
-            connection.start(request, reader)
+            connection: Connection | None = None
             try:
                 async with asyncio.timeout(self._patience_s(call, record)):
+                    connection = await self._pool.take(fresh=fresh)
+                    if record.sent_s is None:
+                        record.sent_s = time.perf_counter()
+                    connection.start(request, reader)
                     await over.wait()
             except TimeoutError:
-                connection.abort()
-                reader.finish(Outcome.TIMEOUT if call.cancel_after_s is None else Outcome.CANCELLED, time.perf_counter())
+                if connection is not None:
+                    connection.abort()
+                now_s = time.perf_counter()
+                left = call.cancel_after_s is not None and now_s - record.scheduled_s >= call.cancel_after_s - TIMER_SLACK_S
+                reader.finish(Outcome.CANCELLED if left else Outcome.TIMEOUT, now_s)
+                return
+            except OSError as error:
+                reader.broken(f"cannot connect: {type(error).__name__}", time.perf_counter())
                 return
             self._pool.give_back(connection)
             if record.status is None and connection.uses > 1:
@@ -96,9 +111,19 @@ class LoadClient:
             return
 
     def _patience_s(self, call: Call, record: RequestRecord) -> float:
-        if call.cancel_after_s is None:
-            return self._timeout_s
-        return max(0.0, record.scheduled_s + call.cancel_after_s - time.perf_counter())
+        """Until the client gives up: by its time limit, or on schedule, which counts from when the request was due."""
+        now_s = time.perf_counter()
+        limit_s = self._timeout_s - (now_s - record.scheduled_s if record.retries else 0.0)
+        if call.cancel_after_s is not None:
+            limit_s = min(limit_s, record.scheduled_s + call.cancel_after_s - now_s)
+        return max(0.0, limit_s)
+
+    def _wait_s(self, call: Call, record: RequestRecord) -> float | None:
+        """Until this request may be sent again; None when it is over, or no time is left for it."""
+        if not self._obey or record.status not in (429, 503) or record.retries >= RETRIES_MAX:
+            return None
+        wait_s = record.refusal.wait_s
+        return wait_s if wait_s is not None and 0 <= wait_s < self._patience_s(call, record) else None
 
     def _request_bytes(self, call: Call) -> bytes:
         target = self.target

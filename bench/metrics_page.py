@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
+MOVES = "rantang:stream_moves_total"
 QUEUE_TIME = "vllm:request_queue_time_seconds"
 
 
@@ -35,6 +36,19 @@ class MetricsPage:
             return None
         wanted = q * counts[-1][1]
         return next((bound for bound, count in counts if count >= wanted - 1e-9), math.inf)
+
+    def quantile(self, histogram: str, q: float) -> float | None:
+        """The quantile, interpolated within its bucket; beyond the last finite bound, that bound. None: no such data."""
+        counts = sorted(self.buckets.get(histogram, {}).items())
+        if not counts or counts[-1][1] <= 0:
+            return None
+        wanted = q * counts[-1][1]
+        low, below = 0.0, 0.0
+        for bound, count in counts:
+            if count >= wanted - 1e-9:
+                return low if math.isinf(bound) else low + (bound - low) * (wanted - below) / max(count - below, 1e-9)
+            low, below = bound, count
+        return low
 
 
 def parse(text: str) -> MetricsPage:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import enum
+import itertools
 import time
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ import msgspec
 import uvloop
 
 BODY_MAX_BYTES = 8 * 1024 * 1024
+HANG_S = 3600.0
+STAMP_RANGE_US = 2**31
 
 
 class Fault(enum.StrEnum):
@@ -31,15 +34,24 @@ class Fault(enum.StrEnum):
     NONSENSE = "nonsense"
     ERROR_EVENT = "error_event"
     SHED = "shed"
+    HANG_AT_ONCE = "hang_at_once"
+    BAD_HTTP = "bad_http"
+    NO_STREAM = "no_stream"
+    ENDLESS = "endless"
+    ONLY_COMMENTS = "only_comments"
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Fixed timing: the first token after `first_ms`, the others `token_ms` apart. `send_ids`: with token ids in each event."""
+    """Fixed timing: the first token after `first_ms`, the others `token_ms` apart. `send_ids`: with token ids in each event.
+
+    `stamp`: the id of a token is when it was sent, in microseconds of `time.perf_counter`, modulo STAMP_RANGE_US.
+    """
 
     first_ms: float = 0.0
     token_ms: float = 0.0
     send_ids: bool = True
+    stamp: bool = False
 
 
 class _Body(msgspec.Struct):
@@ -58,6 +70,8 @@ class MockServer:
         self.fault = fault
         self.served = 0
         self.disconnected = 0
+        self.retry_after = "Retry-After: 2\r\nretry-after-ms: 1500\r\n"
+        self.sheds_left = 0  # so many requests are refused before one is served
         self._frozen_until_s = 0.0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # only to be cancelled at the end; never iterated where order matters
@@ -114,11 +128,17 @@ class MockServer:
         except msgspec.MsgspecError as error:
             writer.write(_answer(400, {"error": {"message": str(error), "type": "invalid_request_error"}}))
             return True
-        if self.fault is Fault.SHED:
-            writer.write(_answer(429, {"error": {"message": "busy", "type": "rate_limit"}}, "Retry-After: 2\r\nretry-after-ms: 1500\r\n"))
+        if self.fault is Fault.SHED or self.sheds_left > 0:
+            self.sheds_left -= 1
+            writer.write(_answer(429, {"error": {"message": "busy", "type": "rate_limit"}}, self.retry_after))
             return True
         self.served += 1
-        if body.stream:
+        if self.fault is Fault.HANG_AT_ONCE:
+            await asyncio.sleep(HANG_S)
+        if self.fault is Fault.BAD_HTTP:
+            writer.write(b"who is there?\r\n\r\n")
+            return False
+        if body.stream and self.fault is not Fault.NO_STREAM:
             return await self._stream(body, "chat" in head.split("\r\n", 1)[0], writer)
         writer.write(_answer(200, _whole(body)))
         return True
@@ -128,21 +148,28 @@ class MockServer:
         count = body.max_tokens or 16
         name = f"mock-{self.served}"
         due_s = time.perf_counter() + self.pace.first_ms / 1e3
-        for i in range(count):
+        endless = self.fault in (Fault.ENDLESS, Fault.ONLY_COMMENTS)
+        for i in itertools.count() if endless else range(count):
             await self._until(due_s, writer)
             due_s += self.pace.token_ms / 1e3
+            if self.fault is Fault.ONLY_COMMENTS:
+                writer.write(_chunk(b": still here\n\n"))
+                continue
             if self.fault in (Fault.DROP_MIDWAY, Fault.HANG_MIDWAY) and i == count // 2:
                 if self.fault is Fault.HANG_MIDWAY:
-                    await asyncio.sleep(3600)
+                    await asyncio.sleep(HANG_S)
                 return False
-            ids = [1000 + i] if self.pace.send_ids and body.return_token_ids else None
-            finish = "length" if i == count - 1 else None
+            ids = [self._token_id(i)] if self.pace.send_ids and body.return_token_ids else None
+            finish = "length" if i == count - 1 and not endless else None
             writer.write(_chunk(_event(name, f" t{i}", ids, finish, chat)))
         for line in self._endings(name, body, count, chat):
             writer.write(_chunk(line))
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+    def _token_id(self, position: int) -> int:
+        return int(time.perf_counter() * 1e6) % STAMP_RANGE_US if self.pace.stamp else 1000 + position
 
     def _endings(self, name: str, body: _Body, count: int, chat: bool) -> list[bytes]:
         """What follows the last token, with the fault in it."""
@@ -227,10 +254,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--first-ms", type=float, default=0.0)
     parser.add_argument("--token-ms", type=float, default=20.0)
+    parser.add_argument("--stamp", action="store_true", help="token ids are times of sending")
     parser.add_argument("--fault", type=Fault, choices=list(Fault), default=Fault.NONE)
     options = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(_serve(options.port, Pace(options.first_ms, options.token_ms), options.fault))
+        uvloop.run(_serve(options.port, Pace(options.first_ms, options.token_ms, stamp=options.stamp), options.fault))
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ class PromptStyle:
     chat: bool = False  # /v1/chat/completions; the prompt is then text
 
 
-def call_of(timed: TimedCall, style: PromptStyle) -> Call:
-    """The request, ready to be sent."""
+def call_of(timed: TimedCall, style: PromptStyle, salt: str = "") -> Call:
+    """The request, ready to be sent. Another salt is another text of the same lengths and the same structure of prefixes."""
     return completion(
-        timed.prompt_ids(),
+        timed.prompt_ids(salt),
         timed.output_tokens,
         style,
         cancel_after_s=timed.cancel_after_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from array import array
 from dataclasses import dataclass, field
 
@@ -32,6 +33,12 @@ class Refusal:
     retry_after_s: float | None = None
     retry_after_ms: float | None = None
     body: bytes = b""  # at most the first 16 KiB
+
+    @property
+    def wait_s(self) -> float | None:
+        """When to come again, by the finer of the two headers; None when neither says a time."""
+        waits = [self.retry_after_ms / 1e3 if self.retry_after_ms is not None else None, self.retry_after_s]
+        return next((wait for wait in waits if wait is not None and math.isfinite(wait)), None)
 
 
 @dataclass(slots=True)
@@ -67,6 +74,14 @@ class RequestRecord:
     answer: Answer = field(default_factory=Answer)
     group: str = ""
     retries: int = 0  # times it was sent again after a refusal
+
+    def begin_again(self) -> None:
+        """After a refusal: nothing of it is kept but that it was, and when the request was first due."""
+        self.retries += 1
+        self.first_byte_s = self.end_s = self.status = None
+        self.outcome = Outcome.ERROR
+        self.problems.clear()
+        self.refusal = Refusal()
 
     @property
     def ttft_s(self) -> float | None:

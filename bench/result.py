@@ -151,21 +151,27 @@ def show(result: Result, folder: Path = RESULTS) -> None:
 
 
 def command_line(argv: list[str]) -> str:
-    """The command as it may be published: paths below the project relative, others by their last part, hosts left out."""
+    """The command as it may be published: paths below the project relative, others by their last part, hosts and keys left out."""
     module = Path(argv[0]).resolve()
     if module.is_relative_to(ROOT) and module.suffix == ".py":
         start = "python -m " + ".".join(module.relative_to(ROOT).with_suffix("").parts)
     else:
         start = module.name
-    return " ".join([start, *(shlex.quote(_public(argument)) for argument in argv[1:])])
+    arguments = ["KEY" if before == "--api-key" else public(argument) for before, argument in zip(["", *argv[1:]], argv[1:], strict=False)]
+    return " ".join([start, *(shlex.quote(argument) for argument in arguments)])
 
 
-def _public(argument: str) -> str:
+def public(argument: str) -> str:
+    """One argument as it may be published."""
+    if argument.startswith("--api-key="):
+        return "--api-key=KEY"
     argument = re.sub(r"(https?://)(?!127\.0\.0\.1|localhost)[^/:\s]+", r"\1HOST", argument)
-    if argument.startswith("/"):
-        path = Path(argument)
-        return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
-    return argument
+    return re.sub(r"(?<![^=,])/[^,]*", _public_path, argument)
+
+
+def _public_path(match: re.Match[str]) -> str:
+    path = Path(match.group())
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
 def machine() -> dict[str, str | int | float]:

@@ -149,6 +149,7 @@ def get_status(url: str, timeout_s: float = 5.0) -> int | None:
         return None
 
 
-def get_text(url: str, timeout_s: float = 10.0) -> str:
-    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+def get_text(url: str, timeout_s: float = 10.0, api_key: str = "") -> str:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout_s) as answer:
         return str(answer.read().decode())

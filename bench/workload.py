@@ -35,11 +35,11 @@ class TimedCall:
     def prompt_tokens(self) -> int:
         return sum(segment.tokens for segment in self.prompt)
 
-    def prompt_ids(self) -> array[int]:
-        """The prompt as token ids, from the segments' keys alone."""
+    def prompt_ids(self, salt: str = "") -> array[int]:
+        """The prompt as token ids, from the segments' keys and the salt alone."""
         ids = array("H")
         for segment in self.prompt:
-            ids.extend(segment_ids(segment.key, segment.tokens))
+            ids.extend(segment_ids(f"{salt}/{segment.key}", segment.tokens))
         return ids
 
 

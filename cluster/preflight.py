@@ -8,7 +8,9 @@ import socket
 from cluster.config import Config
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
-from replica.models.config import read_model_config, shard_problem
+from replica.models.config import read_model_config
+from replica.models.model_config import shard_problem
+from replica.models.tensors import check_tensors
 
 
 class StartError(Exception):
@@ -52,11 +54,12 @@ def find_model(config: Config) -> ModelFiles | None:
     try:
         files = resolve(config.engine.model, config.engine.revision)
         model = read_model_config(files)
+        check_tensors(files, model)
     except ModelError as error:
         raise StartError(str(error)) from None
     wanted = config.engine.max_model_len
-    if wanted is not None and wanted > model.max_model_len:
-        raise StartError(f"max_model_len {wanted} exceeds the model's context of {model.max_model_len} tokens")
+    if wanted is not None and wanted > model.context_max:
+        raise StartError(f"max_model_len {wanted} exceeds the model's context of {model.context_max} tokens")
     problem = shard_problem(model, config.engine.tensor_parallel_size)
     if problem:
         raise StartError(problem)

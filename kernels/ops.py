@@ -14,7 +14,7 @@ from kernels.reference.attention_plan import AttentionPlan, plan_attention
 from kernels.reference.copy_blocks import copy_blocks
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import rms_norm
-from kernels.reference.rope_kv_write import rope_kv_write
+from kernels.reference.rope_kv_write import HeadNorms, rope_kv_write
 from kernels.reference.silu_mul import silu_mul
 
 KERNELS_VARIABLE = "RANTANG_KERNELS"
@@ -29,9 +29,9 @@ class Operators:
     """One implementation of every operator; signatures and meaning are those of kernels/reference."""
 
     name: str
-    plan_attention: Callable[[PagedBatch, CacheLayout, torch.dtype, torch.device], AttentionPlan]
+    plan_attention: Callable[[PagedBatch, CacheLayout, torch.dtype, torch.device, int | None], AttentionPlan]
     rms_norm: Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
-    rope_kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, AttentionPlan], Tensor]
+    rope_kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, AttentionPlan, HeadNorms | None], Tensor]
     paged_attention: Callable[[Tensor, Tensor, AttentionPlan, float], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Sequence[tuple[int, int]]], None]

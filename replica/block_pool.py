@@ -115,14 +115,6 @@ class BlockPool:
             parent = key
         self.events.stored(run, run_parent)
 
-    def clear(self) -> None:
-        """Forget all contents; holders keep their blocks."""
-        for block in self._index.values():
-            self._keys[block] = None
-        self._index.clear()
-        self.cached = 0
-        self.events.cleared()
-
     def snapshot(self) -> tuple[tuple[bytes, bytes], ...]:
         """All findable (key, parent), parents before children."""
         children: dict[bytes, list[bytes]] = {}

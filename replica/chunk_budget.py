@@ -14,7 +14,10 @@ class ChunkBudget:
     step. The first chunk of a step may always take one block: prefill moves even when decodes alone break the SLO.
     """
 
-    def __init__(self, *, tokens: int, seconds: float | None, coefficients: StepTimeCoefficients, block_size: int) -> None:
+    def __init__(
+        self, *, tokens: int, seconds: float | None, coefficients: StepTimeCoefficients, block_size: int, whole: bool = False
+    ) -> None:
+        self._whole = whole
         self.tokens = tokens
         self._seconds = seconds
         self._coefficients = coefficients
@@ -25,7 +28,11 @@ class ChunkBudget:
         """Tokens of a chunk from position `start` that may still join: 0 … wanted, and no more than `at_most`.
 
         A chunk cut short ends with a block, if it gets past the `overlap` tokens that it computes a second time.
+        Where prompts are computed `whole`, all or nothing: the step's first always, another one if the budget holds all of it.
         """
+        if self._whole:
+            affordable = self.tokens if self._seconds is None else min(self.tokens, self._affordable(start))
+            return wanted if self._untouched or wanted <= affordable else 0
         count = min(wanted, self.tokens) if at_most is None else min(wanted, self.tokens, at_most)
         if self._seconds is not None:
             count = min(count, max(self._affordable(start), self._block_size if self._untouched else 0))

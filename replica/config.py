@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Batching = Literal["adaptive", "iteration", "static"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -27,6 +28,15 @@ class EngineConfig(BaseModel):
     kv_cache_memory_bytes: int = Field(512 * 1024 * 1024, ge=1, description="KV pool of a replica in bytes; a laptop holds two.")
     num_gpu_blocks_override: int | None = Field(None, ge=1, description="KV pool in blocks, instead of bytes.")
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prefixes.")
+    enable_chunked_prefill: bool = Field(
+        True,
+        description="Split long prompts over steps. Off: a prompt is computed whole, a step's first even beyond the budget.",
+    )
+    batching: Batching = Field(
+        "adaptive",
+        description="adaptive: prefill sized by the step-time model, skip-ahead, forecast of KV growth. "
+        "Baselines: iteration (requests join and leave at any step, strictly in order); static (a batch runs until its last member ends).",
+    )
     scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="Order of the waiting queue.")
     max_num_partial_prefills: int = Field(4, ge=1, description="Prompts that may be partly prefilled at once.")
     long_prefill_token_threshold: int = Field(0, ge=0, description="Largest chunk of a prompt per step, tokens; 0 = only the budget.")

@@ -20,7 +20,7 @@ import msgspec
 from replica.config import EngineConfig
 from replica.contract.messages import Bounce, BounceReason, EngineLimits, FinishReason, GenerateRequest, KvEvent, LoadReport, TokenDelta
 from replica.departures import Departures
-from replica.intake import Intake
+from replica.intake import Intake, MaskOf
 from replica.kv_manager import KvManager
 from replica.ledger import Ledger
 from replica.load import load_report
@@ -48,7 +48,8 @@ class EngineOutput:
 
 
 class Engine:
-    """`clock` is monotonic, in seconds. `kv_block_bytes` only feeds load reports. `step_time`: what is known of this runner already."""
+    """`clock` is monotonic, in seconds. `kv_block_bytes` only feeds load reports. `step_time`: what is known of this runner already.
+    `mask_of` says which tokens a request may draw, where that is a matter of more than its sampling parameters."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class Engine:
         kv_block_bytes: int = 0,
         *,
         step_time: StepTimeFit | None = None,
+        mask_of: MaskOf | None = None,
     ) -> None:
         self._runner = runner
         self._limits = msgspec.structs.replace(runner.limits, step_slo_s=config.inter_token_slo_ms / 1000)
@@ -72,7 +74,7 @@ class Engine:
         self.ledger = Ledger()
         self.step_time = step_time or StepTimeFit()
         self._outbox = Outbox()
-        self._intake = Intake(self._limits, policy, model_name, revision, runner.eos_token_ids)
+        self._intake = Intake(self._limits, policy, model_name, revision, runner.eos_token_ids, mask_of)
         self._departures = Departures(self.roster, self.ledger, self._outbox)
         self._current: tuple[Plan, float] | None = None  # the step that runs, and when it began
         self._progress = 0

@@ -14,7 +14,10 @@ import numpy.typing as npt
 from replica.contract.messages import SamplingParams
 
 Float32 = npt.NDArray[np.float32]
-DEPTHS = (-6.0, -12.0, -np.inf)  # below the best; sorted one after the other until top-k and top-p are decided
+GROUPS = 64  # a row is cut into that many stripes; what is largest at a place of any of them bounds the k-th largest
+NEAR = -6.0  # below the best; top-p is mostly decided there, by a sort of a few values
+FAR = -104.0  # exp of less is 0 in float32: adds nothing to any mass
+BINS = 1024
 
 
 def thresholds(scaled: Float32, params: Sequence[SamplingParams]) -> Float32:
@@ -32,22 +35,49 @@ def thresholds(scaled: Float32, params: Sequence[SamplingParams]) -> Float32:
 
 
 def _by_rank(scaled: Float32, param: SamplingParams, floor: float) -> float:
-    """Top-k, then top-p, of one row's values that are not below `floor`. The best few are looked at first: mostly they decide."""
-    limit = param.top_k if 0 < param.top_k < scaled.size else scaled.size
-    for depth in DEPTHS:
-        best = np.sort(scaled[scaled >= max(floor, depth)])[::-1][:limit]
-        is_all = best.size == limit or depth <= floor
-        if not is_all and limit < scaled.size:
-            continue  # top-k is not full yet
-        if param.top_p >= 1.0:
-            return float(best[-1])
-        mass = np.exp(best.astype(np.float64)).cumsum()
-        place = int(np.searchsorted(mass, param.top_p * (float(mass[-1]) if is_all else _mass(scaled, floor))))
-        if is_all or place < mass.size:
-            return float(best[min(place, mass.size - 1)])
-    raise AssertionError("the last depth holds every value")
+    """Top-k, then top-p, of one row's values that are not below `floor`."""
+    if not 0 < param.top_k < scaled.size:
+        return _by_mass(scaled, param.top_p, floor)
+    best = _largest(scaled, param.top_k)
+    best = best[best >= floor]
+    return float(best[-1]) if param.top_p >= 1.0 else _cut(best, param.top_p, 0.0, _exp_sum(best))
 
 
-def _mass(scaled: Float32, floor: float) -> float:
-    left = scaled if floor == -np.inf else scaled[scaled >= floor]
-    return float(np.exp(left).sum(dtype=np.float64))
+def _largest(values: Float32, count: int) -> Float32:
+    """The `count` largest, in descending order.
+
+    The maxima over the stripes are values of their own, so `count` of them are not below the count-th largest of these maxima:
+    only what reaches it is sorted.
+    """
+    width = values.size // GROUPS
+    if count <= width:
+        maxima = values[: GROUPS * width].reshape(GROUPS, width).max(axis=0)
+        values = values[values >= np.partition(maxima, width - count)[width - count]]
+    return np.sort(values)[::-1][:count]
+
+
+def _by_mass(scaled: Float32, top_p: float, floor: float) -> float:
+    """Least of the values not below `floor` that together have `top_p` of their mass, the largest first."""
+    near = scaled[scaled >= max(floor, NEAR)]
+    if floor >= NEAR:
+        return _cut(np.sort(near)[::-1], top_p, 0.0, _exp_sum(near))
+    values = scaled[scaled >= max(floor, FAR)]
+    total = _exp_sum(values)
+    if _exp_sum(near) >= top_p * total:
+        return _cut(np.sort(near)[::-1], top_p, 0.0, total)
+    places = (values * np.float32((BINS - 1) / float(values.min()))).astype(np.intp)  # some are below NEAR, or it had been enough
+    masses = np.bincount(places, weights=np.exp(values), minlength=BINS).cumsum()
+    place = int(np.searchsorted(masses, top_p * masses[-1]))
+    inside = np.sort(values[places == min(place, BINS - 1)])[::-1]
+    return _cut(inside, top_p, float(masses[place - 1]) if place else 0.0, float(masses[-1]))
+
+
+def _cut(descending: Float32, top_p: float, before: float, total: float) -> float:
+    """The value at which the mass, `before` included, reaches top_p · total; the last one if none does."""
+    mass = before + np.exp(descending.astype(np.float64)).cumsum()
+    place = int(np.searchsorted(mass, top_p * total))
+    return float(descending[min(place, descending.size - 1)])
+
+
+def _exp_sum(values: Float32) -> float:
+    return float(np.exp(values).sum(dtype=np.float64))

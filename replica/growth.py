@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable
+from itertools import accumulate
 
 from replica.request import Request
 
@@ -39,7 +40,8 @@ class Forecast:
     """Blocks in use from now on if nothing else starts, and whether one more request would fit on top.
 
     Requests are laid out by the tokens they still have to come. Just before one of them ends, all that end later have
-    grown as much as it has, and all that ended before have given back what they held: the peaks are at the ends.
+    grown as much as it has, and all that ended before have given back what they held: the peaks are at the ends. One more
+    request raises the peaks up to its own end, and no later one; so the highest of both kinds are kept for each place.
     """
 
     def __init__(self, *, capacity: int, in_use: int, block_size: int, running: Iterable[Request], growth: GrowthEstimate) -> None:
@@ -48,21 +50,37 @@ class Forecast:
         self._block_size = block_size
         self._growth = growth
         self._ends = sorted((growth.tokens_to_come(r), r.history.own_blocks) for r in running)
+        self._lay_out()
 
     def fits(self, request: Request, needed: int) -> bool:
         """Would `request`, that takes `needed` blocks now, still leave room for everybody's growth?"""
-        ends = list(self._ends)
-        insort(ends, (self._growth.tokens_to_come(request), needed))
-        held = self._in_use + needed
-        alive = len(ends)
-        for to_come, own in ends:
-            if held + alive * -(-to_come // self._block_size) > self._capacity:
-                return False
-            held -= own
-            alive -= 1
-        return True
+        to_come = self._growth.tokens_to_come(request)
+        place = bisect_right(self._ends, to_come, key=_first)
+        own = self._held[place] + (len(self._ends) - place + 1) * -(-to_come // self._block_size)
+        return needed + max(own, self._before[place]) <= self._capacity and self._after[place] <= self._capacity
 
     def add(self, request: Request, needed: int) -> None:
         """`request` has been started."""
         insort(self._ends, (self._growth.tokens_to_come(request), needed))
         self._in_use += needed
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """For each place among the ends: blocks held once those before have ended, their highest peak with one more that
+        grows along, and the highest peak from there on."""
+        held, alive = self._in_use, len(self._ends)
+        self._held = [held]
+        self._before = [0]
+        peaks: list[int] = []
+        for to_come, own in self._ends:
+            growth = -(-to_come // self._block_size)
+            peaks.append(held + alive * growth)
+            self._before.append(max(self._before[-1], peaks[-1] + growth))
+            held -= own
+            alive -= 1
+            self._held.append(held)
+        self._after = [*accumulate(reversed(peaks), max, initial=0)][::-1]
+
+
+def _first(end: tuple[int, int]) -> int:
+    return end[0]

@@ -17,9 +17,11 @@ from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
 from replica.kv_pool import PoolSize, size_pool
-from replica.models.config import ModelConfig, read_model_config, shard_problem
+from replica.models.config import read_model_config
 from replica.models.llama import Llama
 from replica.models.loader import Placement, load_model, open_source
+from replica.models.model_config import ModelConfig, shard_problem
+from replica.models.tensors import check_tensors
 from replica.parallel.group import TensorParallel
 
 OnStage = Callable[[str, float], None]  # (what has ended, seconds it took)
@@ -60,6 +62,7 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     problem = shard_problem(model_config, tp.size)
     if problem:
         raise ModelError(f"{config.model}: {problem}")
+    check_tensors(files, model_config)
     device = choose_device(tp.rank)
     operators = choose_operators(device)
     dtype = _dtype(config, device)

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from replica.contract.blocks import block_keys, root_key
 from replica.contract.messages import Bounce, BounceReason, EngineLimits, GenerateRequest
 from replica.request import Request, Terms
 from replica.scheduling_policy import SchedulingPolicy
+from replica.step import TokenMask
 from replica.validation import fault_of
+
+MaskOf = Callable[[GenerateRequest], TokenMask | None]
 
 
 class Intake:
     """Knows the limits and what this model's blocks are called; holds no request."""
 
-    def __init__(self, limits: EngineLimits, policy: SchedulingPolicy, model: str, revision: str, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        limits: EngineLimits,
+        policy: SchedulingPolicy,
+        model: str,
+        revision: str,
+        eos_token_ids: frozenset[int],
+        mask_of: MaskOf | None = None,
+    ) -> None:
         self._limits = limits
         self._context_tokens = min(limits.max_model_len, limits.num_blocks * limits.block_size)
         self._by_priority = policy.by_priority
         self._model = model
         self._revision = revision
         self._eos_token_ids = eos_token_ids
+        self._mask_of = mask_of
 
     def take(self, owner: int, message: GenerateRequest, *, number: int, waiting: int, now_s: float) -> Request | Bounce:
         """`waiting` requests are queued already. A larger max_tokens is clamped to what fits; a prompt that never fits is not taken."""
@@ -36,6 +50,10 @@ class Intake:
             return Bounce(
                 message.attempt, BounceReason.QUEUE_FULL, f"{waiting} requests are waiting, the limit is {self._limits.max_waiting}"
             )
+        try:
+            mask = None if self._mask_of is None else self._mask_of(message)
+        except Exception as error:  # a rule that cannot be made is this request's fault alone
+            return Bounce(message.attempt, BounceReason.BAD_REQUEST, f"its mask cannot be made: {error}")
         root = root_key(model=self._model, revision=self._revision, adapter=message.adapter, cache_salt=message.cache_salt)
         return Request(
             number,
@@ -44,6 +62,7 @@ class Intake:
             keys=self._keys(message, root),
             tokens_max=min(len(message.prompt_ids) + message.sampling.max_tokens, limit),
             priority=message.priority if self._by_priority else 0,
+            mask=mask,
         )
 
     def _terms(self, owner: int, message: GenerateRequest, root: bytes, now_s: float) -> Terms:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replica.contract.messages import Cleared, KvEvent, Removed, Stored
+from replica.contract.messages import KvEvent, Removed, Stored
 
 
 class KvEventLog:
@@ -22,11 +22,6 @@ class KvEventLog:
         if keys:
             self._close_removed()
             self._events.append(Stored(keys=tuple(keys), parent=parent))
-
-    def cleared(self) -> None:
-        """Whatever happened before no longer matters."""
-        self._removed.clear()
-        self._events = [Cleared()]
 
     def take(self) -> tuple[KvEvent, ...]:
         """Since the last call."""

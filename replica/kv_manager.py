@@ -25,6 +25,7 @@ class Match:
     copy_source: int | None  # its last block, cached too: to be copied, so that one token alone is recomputed
     fresh: int  # blocks to be allocated
     pinned: int  # cached blocks, no longer evictable once it holds them
+    computed: int  # tokens it will not have to compute
     pending: bool  # the next block it needs is being written in the step that is planned now
 
     @property
@@ -74,7 +75,8 @@ class KvManager:
             else:
                 source = None
         request.history.known_hits = len(hits)
-        return Match(hits=tuple(hits), copy_source=source, fresh=fresh, pinned=pinned, pending=pending)
+        computed = len(hits) * size if source is None else length - 1
+        return Match(hits=tuple(hits), copy_source=source, fresh=fresh, pinned=pinned, computed=computed, pending=pending)
 
     def start(self, request: Request, match: Match) -> BlockCopy | None:
         """Give `request` the pages of all its tokens; `match` was made in this very state. Needs `match.needed` available."""
@@ -89,10 +91,9 @@ class KvManager:
             self._copy_sources.append(match.copy_source)
         request.blocks = [*match.hits, *(pool.allocate() for _ in range(match.fresh))]
         request.keyed = len(match.hits)
-        request.computed = request.keyed * self.block_size
+        request.computed = match.computed
         if match.copy_source is None:
             return None
-        request.computed = len(request.tokens) - 1
         return BlockCopy(source=match.copy_source, target=request.blocks[request.keyed])
 
     def grow(self, request: Request) -> None:

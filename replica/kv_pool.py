@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
-from replica.models.config import ModelConfig
+from replica.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ def size_pool(config: EngineConfig, model: ModelConfig, element_bytes: int) -> P
     wanted = config.max_model_len
     if wanted is None:
         return PoolSize(blocks, each, min(model.max_model_len, pool_tokens))
-    if wanted > model.max_model_len:
-        raise ModelError(f"max_model_len {wanted} exceeds the model's context of {model.max_model_len} tokens")
+    if wanted > model.context_max:
+        raise ModelError(f"max_model_len {wanted} exceeds the model's context of {model.context_max} tokens")
     if wanted > pool_tokens:
         needed = -(-wanted // config.block_size) * each
         raise ModelError(

@@ -24,32 +24,45 @@ def has_rules(draw: Draw) -> bool:
         or bool(s.logit_bias)
         or bool(s.bad_words)
         or s.allowed_token_ids is not None
+        or draw.mask is not None
         or len(draw.output_ids) < s.min_tokens
     )
 
 
 def apply_rules(logits: Logits, draw: Draw, eos_token_ids: frozenset[int]) -> None:
-    """Change one row of logits [V] in place, in this order: penalties, biases, then bans (−inf). Ids outside V are ignored.
+    """Change one row of logits [V] in place. Ids outside V are ignored.
 
-    If nothing would be left, the bans beside allowed_token_ids are lifted: a request always has a best token.
+    In vLLM's order: allowed ids and the mask, bad words and min_tokens (all −inf), biases, then penalties; so a penalty scales
+    a biased logit. If bad words and min_tokens would leave nothing, they are lifted; what leaves nothing by itself raises ValueError.
     """
-    _penalize(logits, draw)
-    sampling = draw.sampling
-    bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < logits.size]
+    _allow(logits, draw)
+    banned = _inside(banned_now(draw, eos_token_ids), logits.size)
+    if banned.size:
+        before = logits[banned]
+        logits[banned] = -np.inf
+        if np.isneginf(logits.max()):
+            logits[banned] = before
+    bias = [(token, value) for token, value in draw.sampling.logit_bias if 0 <= token < logits.size]
     if bias:
         np.add.at(logits, [token for token, _ in bias], np.array([value for _, value in bias], np.float32))
-    if sampling.allowed_token_ids is not None:
-        allowed = _inside(sampling.allowed_token_ids, logits.size)
+    _penalize(logits, draw)
+
+
+def _allow(logits: Logits, draw: Draw) -> None:
+    """Only what allowed_token_ids and the mask both let pass."""
+    ids, mask = draw.sampling.allowed_token_ids, draw.mask
+    if ids is not None:
+        allowed = _inside(ids, logits.size)
         kept = logits[allowed]
         logits.fill(-np.inf)
         logits[allowed] = kept
-    banned = _inside(banned_now(draw, eos_token_ids), logits.size)
-    if banned.size == 0:
-        return
-    before = logits[banned]
-    logits[banned] = -np.inf
-    if np.isneginf(logits.max()):
-        logits[banned] = before
+    if mask is not None:
+        passing = mask.allowed(draw.output_ids)
+        if passing.shape != logits.shape or passing.dtype != np.bool_:
+            raise ValueError(f"the mask has {passing.shape} entries of {passing.dtype}, {logits.shape} of bool are expected")
+        logits[~passing] = -np.inf
+    if (ids is not None or mask is not None) and np.isneginf(logits.max()):
+        raise ValueError("allowed_token_ids and the mask leave no token")
 
 
 def banned_now(draw: Draw, eos_token_ids: frozenset[int]) -> list[int]:

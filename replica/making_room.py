@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from replica.request import Request
 from replica.roster import Roster
-from replica.victim import choose_lower, choose_victim, may_yield
+from replica.victim import ChooseVictim, choose_lower, may_yield
 
 _URGENT_MAX = 8  # waiting requests for which others are preempted in a step
 
 
-def make_room_for_growth(roster: Roster) -> bool:
+def make_room_for_growth(roster: Roster, choose: ChooseVictim) -> bool:
     """Preempt until everyone who needs a page for its next token can have one. True if anybody had to yield."""
     pool = roster.kv.pool
     if pool.available >= len(roster.running):
@@ -17,7 +17,7 @@ def make_room_for_growth(roster: Roster) -> bool:
     growing = sum(1 for request in roster.running if _needs_page(roster, request))
     yielded = False
     while growing > pool.available:
-        victim = choose_victim(roster.running, roster.redo_tokens)
+        victim = choose(roster.running, roster.redo_tokens)
         assert victim is not None, "a request alone in the pool does not fit: it should never have been accepted"
         growing -= _needs_page(roster, victim)
         roster.preempt(victim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from replica.contract.messages import StepTimeCoefficients
@@ -50,7 +51,7 @@ class PlanBuilder:
         self._prefill_tokens = 0
         self._context_tokens = context_tokens
         self._prefill_context = 0
-        self.completed: set[int] = set()  # numbers of those whose chunk reaches the end of their tokens; membership only
+        self._completed: set[int] = set()  # numbers of those whose chunk reaches the end of their tokens; membership only
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -64,10 +65,14 @@ class PlanBuilder:
         self._context_tokens += end
         self._prefill_context += length * end
         if end == len(request.tokens):
-            self.completed.add(request.number)
+            self._completed.add(request.number)
 
     def add_copy(self, copy: BlockCopy) -> None:
         self._copies.append(copy)
+
+    def partials(self, running: Iterable[Request]) -> int:
+        """How many of `running` this step leaves with more than the next token to compute."""
+        return sum(1 for request in running if request.remaining > 1 and request.number not in self._completed)
 
     def shape(self) -> Shape:
         return Shape(

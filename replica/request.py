@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from replica.contract.messages import GenerateRequest, TokenLogprobs
-from replica.step import Draw
+from replica.step import Draw, TokenMask
 
 
 class State(enum.Enum):
@@ -90,14 +90,24 @@ class Request:
         "tokens_max",
     )
 
-    def __init__(self, number: int, message: GenerateRequest, terms: Terms, *, keys: list[bytes], tokens_max: int, priority: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        message: GenerateRequest,
+        terms: Terms,
+        *,
+        keys: list[bytes],
+        tokens_max: int,
+        priority: int,
+        mask: TokenMask | None = None,
+    ) -> None:
         self.number = number  # order of arrival; never reused
         self.terms = terms
         self.priority = priority  # lower is more urgent
         self.tokens: list[int] = [*message.prompt_ids, *message.emitted_ids]
         self.tokens_max = tokens_max  # prompt and output together never exceed it
         self.output_ids: list[int] = list(message.emitted_ids)
-        self.draw = Draw(sampling=message.sampling, choice=message.choice, prompt_ids=message.prompt_ids, output_ids=self.output_ids)
+        self.draw = Draw(message.sampling, message.choice, message.prompt_ids, self.output_ids, mask)
         self.keys = keys
         self.state = State.WAITING
         self.computed = 0

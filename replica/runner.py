@@ -93,10 +93,13 @@ class ModelRunner:
     def _forward(self, step: Step, inputs: StepInputs) -> Tensor:
         self._copy_blocks(step)
         held = self._held
-        plan = held.operators.plan_attention(inputs.batch, held.layout, held.dtype, held.device)
+        plans = {
+            window: held.operators.plan_attention(inputs.batch, held.layout, held.dtype, held.device, window)
+            for window in dict.fromkeys(held.config.layer_windows)
+        }
         token_ids = torch.from_numpy(inputs.token_ids).to(held.device)
         positions = torch.from_numpy(inputs.positions).to(held.device)
-        return held.model.forward(token_ids, positions, self._pool, plan)
+        return held.model.forward(token_ids, positions, self._pool, plans)
 
     def _logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
         if not inputs.drawing:

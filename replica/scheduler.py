@@ -1,7 +1,7 @@
 """What the next step computes. Pure: no clock, no I/O, no tensor; the same calls give the same steps.
 
 Every step: whoever is one token behind gets that token first; then prompts that are partly computed; then waiting
-requests. What decides each of these is in making_room, chunk_budget and starting.
+requests. What decides each of these is in making_room, chunk_budget and starting; how the baselines do it in plain_batching.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from replica.chunk_budget import ChunkBudget
 from replica.chunks import add_chunk
 from replica.contract.messages import StepTimeCoefficients
 from replica.making_room import make_room_for_growth, make_room_for_urgent
+from replica.plain_batching import PlainBatching
 from replica.plan import Plan, PlanBuilder
 from replica.request import Request, State
 from replica.roster import Roster
 from replica.scheduling_policy import SchedulingPolicy
 from replica.starting import Starting
 from replica.step import Row
+from replica.victim import choose_latest, choose_victim
 
 
 class Scheduler:
@@ -25,6 +27,7 @@ class Scheduler:
         self._roster = roster
         self._policy = policy
         self._budget_tokens = budget_tokens
+        self._plain = None if policy.batching == "adaptive" else PlainBatching(roster, policy)
 
     def plan(self, coefficients: StepTimeCoefficients) -> Plan | None:
         """The next step, or None when there is nothing to do."""
@@ -32,6 +35,8 @@ class Scheduler:
         suspect = self._roster.next_suspect()
         if suspect is not None:
             builder = self._alone(suspect, coefficients)
+        elif self._plain is not None:
+            builder = self._plainly(self._plain, coefficients)
         else:
             builder = self._together(coefficients)
         return builder.build(self._roster.step_id)
@@ -40,7 +45,7 @@ class Scheduler:
         roster, policy = self._roster, self._policy
         if policy.by_priority and roster.waiting:
             make_room_for_urgent(roster)
-        short_of_pages = make_room_for_growth(roster)
+        short_of_pages = make_room_for_growth(roster, choose_victim)
         builder, partial = self._decodes()
         decodes = len(builder)
         seconds = policy.inter_token_slo_s - builder.shape().predict_s(coefficients) if decodes else None
@@ -57,6 +62,18 @@ class Scheduler:
                 add_chunk(builder, budget, roster.kv, request, policy.chunk_tokens_max)
         if roster.waiting and not short_of_pages:
             starting.start_in_order()
+        return builder
+
+    def _plainly(self, batching: PlainBatching, coefficients: StepTimeCoefficients) -> PlanBuilder:
+        """The same three parts as the baselines do them: no step-time model, no skip-ahead, no forecast."""
+        roster = self._roster
+        short_of_pages = make_room_for_growth(roster, choose_latest)
+        builder, partial = self._decodes()
+        budget = self._budget(coefficients, len(builder), None)
+        for request in partial:
+            add_chunk(builder, budget, roster.kv, request, self._policy.chunk_tokens_max)
+        if not short_of_pages:
+            batching.start_in_order(builder, budget)
         return builder
 
     def _decodes(self) -> tuple[PlanBuilder, list[Request]]:
@@ -96,7 +113,11 @@ class Scheduler:
 
     def _budget(self, coefficients: StepTimeCoefficients, decodes: int, seconds: float | None) -> ChunkBudget:
         return ChunkBudget(
-            tokens=self._budget_tokens - decodes, seconds=seconds, coefficients=coefficients, block_size=self._roster.kv.block_size
+            tokens=self._budget_tokens - decodes,
+            seconds=seconds,
+            coefficients=coefficients,
+            block_size=self._roster.kv.block_size,
+            whole=self._policy.whole_prompts,
         )
 
 

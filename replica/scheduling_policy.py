@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from replica.config import EngineConfig
+from replica.config import Batching, EngineConfig
 from replica.request import Request
 from replica.waiting_queue import by_arrival
 
@@ -15,6 +15,8 @@ SHARED_WAITS_MAX = 32  # steps a request stands back for a block that another is
 
 @dataclass(frozen=True, slots=True)
 class SchedulingPolicy:
+    batching: Batching
+    whole_prompts: bool  # no chunks: a prompt is computed in one step
     by_priority: bool
     partial_prefills_max: int
     chunk_tokens_max: int | None
@@ -26,6 +28,8 @@ class SchedulingPolicy:
     @classmethod
     def of(cls, config: EngineConfig) -> SchedulingPolicy:
         return cls(
+            batching=config.batching,
+            whole_prompts=not config.enable_chunked_prefill,
             by_priority=config.scheduling_policy == "priority",
             partial_prefills_max=config.max_num_partial_prefills,
             chunk_tokens_max=config.long_prefill_token_threshold or None,

@@ -24,6 +24,7 @@ class Starting:
         self._builder = builder
         self._budget = budget
         self._forecast: Forecast | None = None
+        self._least_urgent = max((request.priority for request in roster.running), default=0)
         self._stood_back: set[int] = set()  # numbers; membership only
 
     def start_short(self, partial: list[Request]) -> None:
@@ -43,8 +44,8 @@ class Starting:
             if match is None:
                 continue
             if (
-                self._lacking(request, match) <= budget.tokens - floor
-                and self._fit(request, match) == self._lacking(request, match)
+                len(request.tokens) - match.computed <= budget.tokens - floor
+                and self._fit(request, match) == len(request.tokens) - match.computed
                 and self._has_room(request, match)
             ):
                 self._start(request, match)
@@ -66,7 +67,7 @@ class Starting:
             if match is None:
                 continue
             fits = self._fit(request, match)
-            may = fits == self._lacking(request, match) or (fits > 0 and self._may_be_partial(request))
+            may = fits == len(request.tokens) - match.computed or (fits > 0 and self._may_be_partial(request))
             if may and self._has_room(request, match):
                 self._start(request, match)
                 continue
@@ -76,9 +77,8 @@ class Starting:
 
     def _may_be_partial(self, request: Request) -> bool:
         """Not too many are partly computed; those less urgent than `request` do not count."""
-        done = self._builder.completed
-        partials = sum(1 for r in self._roster.running if r.remaining > 1 and r.priority <= request.priority and r.number not in done)
-        return partials < self._policy.partial_prefills_max
+        not_less_urgent = (other for other in self._roster.running if other.priority <= request.priority)
+        return self._builder.partials(not_less_urgent) < self._policy.partial_prefills_max
 
     def _match(self, request: Request) -> Match | None:
         """What the cache holds for it; None if it stands back in this step of its own accord."""
@@ -97,12 +97,13 @@ class Starting:
         roster = self._roster
         if match.needed > roster.kv.pool.available:
             return False
-        if not roster.running or any(other.priority > request.priority for other in roster.running):
+        if not roster.running or self._least_urgent > request.priority:
             return True
         return self._everyone().fits(request, match.needed)
 
     def _start(self, request: Request, match: Match) -> None:
         self._everyone().add(request, match.needed)
+        self._least_urgent = max(self._least_urgent, request.priority)
         copy = self._roster.start(request, match)
         if copy is not None:
             self._builder.add_copy(copy)
@@ -121,11 +122,5 @@ class Starting:
             )
         return self._forecast
 
-    def _computed(self, request: Request, match: Match) -> int:
-        return len(request.tokens) - 1 if match.copy_source is not None else len(match.hits) * self._roster.kv.block_size
-
-    def _lacking(self, request: Request, match: Match) -> int:
-        return len(request.tokens) - self._computed(request, match)
-
     def _fit(self, request: Request, match: Match) -> int:
-        return self._budget.fit(self._computed(request, match), self._lacking(request, match), self._policy.chunk_tokens_max)
+        return self._budget.fit(match.computed, len(request.tokens) - match.computed, self._policy.chunk_tokens_max)

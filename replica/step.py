@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from replica.contract.messages import EngineLimits, SamplingParams, TokenLogprobs
+
+
+class TokenMask(Protocol):
+    """Which tokens a request may draw next, by a rule of its own (a grammar is one). What it raises fails that request alone."""
+
+    def allowed(self, output_ids: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """[vocabulary] True: may follow `output_ids`, which is all of the output so far, also after a preemption or a move."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +32,7 @@ class Draw:
     choice: int
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
+    mask: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True)

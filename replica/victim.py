@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 from replica.request import Request
 
+ChooseVictim = Callable[[Sequence[Request], Callable[[Request], int]], Request | None]
+
 PREEMPTIONS_MAX = 2  # a request preempted that often is exempt
 
 
@@ -26,6 +28,11 @@ def choose_victim(running: Sequence[Request], redo_tokens: Callable[[Request], i
     if not others:
         return oldest if mixed else None
     return _cheapest(others, redo_tokens) or max(others, key=_number)
+
+
+def choose_latest(running: Sequence[Request], redo_tokens: Callable[[Request], int]) -> Request | None:
+    """The baselines' rule, whatever it costs to redo: the latest arrival of the least urgent class, but never the last that runs."""
+    return max(running, key=lambda request: (request.priority, request.number)) if len(running) > 1 else None
 
 
 def may_yield(request: Request, priority: int) -> bool:

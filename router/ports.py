@@ -101,6 +101,8 @@ class PoolStatus:
     waiting: int = 0  # requests queued at replicas
     queued: int = 0  # requests queued at this router
     kv_usage: float = 0.0  # part of the fleet's KV blocks that is referenced, 0–1
+    moves: int = 0  # streams that went on at another replica, since this router started
+    preemptions: int = 0  # of the replicas connected, each since its start
 
 
 @dataclass(frozen=True, slots=True)

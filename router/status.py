@@ -37,6 +37,8 @@ def pool_status(board: Switchboard, limits: EngineLimits | None, named: tuple[st
         waiting=sum(one.view.load.waiting + one.view.claims.requests for one in known),
         queued=board.reception.queue.depth,
         kv_usage=1.0 - unused / blocks if blocks else 0.0,
+        moves=board.traffic.tally.moves,
+        preemptions=sum(one.view.load.preemptions for one in known),
     )
 
 
@@ -72,7 +74,6 @@ def pool_totals(board: Switchboard, now: float) -> tuple[Total, ...]:
         Total("hit_tokens_actual", fleet.hits_actual_tokens),
         Total("prefix_index_resyncs", fleet.index.resyncs),
         Total("prefix_index_bytes", fleet.index.entries * ENTRY_BYTES, is_gauge=True),
-        Total("stream_moves", tally.moves),
         Total("retries", tally.retries),
         Total("queued_tokens", board.reception.queue.tokens, is_gauge=True),
         Total("routers", fleet.routers, is_gauge=True),

@@ -1,4 +1,4 @@
-"""Drill: a replica is killed, or frozen, under 24 streams. None may be lost, no text changed, no token doubled.
+"""Drill: a replica is killed, or frozen, under 24 streams. All move in time, none may be lost, no text changed, no token doubled.
 
 The same prompts run undisturbed first; a stream may differ only from a position on where its two likeliest tokens are
 less than 1e-3 nat apart. `python -m bench.drills.failover --how kill|freeze`.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import uvloop
 
-from bench import processes, result, stack
+from bench import metrics_page, processes, result, stack
 from bench.answer import Expectation
 from bench.connection import Target
 from bench.drills.verdict import Difference, compare, read_scores
@@ -30,7 +30,8 @@ from bench.stack import Stack
 
 STREAMS = 24
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
-FREEZE_BOUND_S = 3.0  # max(2 s, 4 × step) + 1 s, with steps under half a second
+MOVED_BOUND_S = {"kill": 1.0, "freeze": 3.0}  # a freeze: max(2 s, 4 × step) + 1 s, with steps under half a second
+METRICS_POLL_S = 0.05
 REPLACED_TIMEOUT_S = 90.0
 UNDER_WAY_TIMEOUT_S = 60.0
 POLL_S = 0.02
@@ -40,11 +41,17 @@ OPENINGS = ("A short story about {}: once", "What everyone should know about {} 
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """What came of it. `silence_s`: the longest pause between two tokens of any stream that spans or follows the fault."""
+    """What came of it.
+
+    `moved_after_s`: until the router had moved the last stream: the fault was seen, and all work of the victim is somewhere else.
+    `silence_s`: the longest pause between two tokens of any stream that spans or follows the fault: that, and the time in which
+    the other replica computes again what the victim had computed of a dozen prompts.
+    """
 
     undisturbed: tuple[RequestRecord, ...]
     disturbed: tuple[RequestRecord, ...]
     differences: tuple[Difference, ...]
+    moved_after_s: float | None  # None: none was seen to move
     silence_s: float
     tokens_before: int  # tokens that had reached the client when the fault came
     replaced_after_s: float | None  # None: no new replica within the time limit
@@ -94,9 +101,12 @@ async def run(served: Stack, how: str, output_tokens: int = 96) -> Failover:
         tokens_before = await _under_way(client, earlier, STREAMS * output_tokens // 4)
         victim = served.of_role("replica")[0]
         fault_s = time.perf_counter()
+        moves = asyncio.create_task(_last_move(served.url))
         os.kill(victim.pid, SIGNALS[how])
         try:
             disturbed = await asyncio.gather(*streams)
+            moves.cancel()
+            moved_s = await moves
             replaced = await _replaced(served, victim, replicas)
         finally:
             if processes.alive([victim]):
@@ -108,6 +118,7 @@ async def run(served: Stack, how: str, output_tokens: int = 96) -> Failover:
         tuple(undisturbed),
         tuple(disturbed),
         differences(undisturbed, disturbed),
+        moved_s - fault_s if moved_s is not None else None,
         max((silence_s(record, fault_s) for record in disturbed), default=0.0),
         tokens_before,
         replaced - fault_s if replaced is not None else None,
@@ -140,6 +151,21 @@ async def _under_way(client: LoadClient, earlier: int, wanted: int) -> int:
             break
         await asyncio.sleep(POLL_S)
     return client.tokens_received - earlier
+
+
+async def _last_move(url: str) -> float | None:
+    """When the router's count of moved streams was last seen to grow, until cancelled. None: it has not."""
+    last: float | None = None
+    with contextlib.suppress(asyncio.CancelledError):
+        before = None
+        while True:
+            page = metrics_page.parse(await asyncio.to_thread(stack.get_text, f"{url}/metrics"))
+            count = page.values.get(metrics_page.MOVES, 0.0)
+            if before is not None and count > before:
+                last = time.perf_counter()
+            before = count
+            await asyncio.sleep(METRICS_POLL_S)
+    return last
 
 
 async def _replaced(served: Stack, victim: Process, replicas: int) -> float | None:
@@ -176,10 +202,10 @@ def report(outcome: Failover, how: str, configuration: dict[str, str]) -> Result
         result.plain("excused_near_ties", float(len(outcome.differences) - outcome.changed), "streams"),
         result.plain("replaced_after", outcome.replaced_after_s, "s"),
     ]
-    if how == "freeze":
-        metrics.append(result.at_most("silence", outcome.silence_s, FREEZE_BOUND_S, "s"))
-    else:
-        metrics.append(result.plain("silence", outcome.silence_s, "s"))
+    metrics += [
+        result.at_most("moved_after", outcome.moved_after_s, MOVED_BOUND_S[how], "s"),
+        result.plain("silence", outcome.silence_s, "s"),
+    ]
     return Result(f"failover-{how}", configuration, metrics=tuple(metrics), details={"lost": outcome.lost_streams})
 
 

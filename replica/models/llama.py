@@ -6,14 +6,16 @@ its heads, its part of the feed-forward width and its slice of the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from kernels.ops import Operators
 from kernels.reference.attention_plan import AttentionPlan
+from kernels.reference.rope_kv_write import HeadNorms
 from replica.linear import Linear, ReducedLinear, VocabularyEmbedding, VocabularyHead
-from replica.models.config import ModelConfig
+from replica.models.model_config import ModelConfig
 from replica.models.rope import RotaryTable
 
 
@@ -23,10 +25,12 @@ class Layer:
 
     attention_norm: Tensor  # [H]
     qkv: Linear  # H → (heads + 2 · kv_heads) · D
+    head_norms: HeadNorms | None
     attention_out: ReducedLinear  # heads · D → H
     feed_forward_norm: Tensor  # [H]
     gate_up: Linear  # H → 2 · I
     down: ReducedLinear  # I → H
+    window: int | None  # tokens that a query looks back, itself included
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,10 @@ class Llama:
     rope: RotaryTable
     operators: Operators
 
-    def forward(self, token_ids: Tensor, positions: Tensor, pool: Tensor, plan: AttentionPlan) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, pool: Tensor, plans: Mapping[int | None, AttentionPlan]) -> Tensor:
         """token_ids and positions [T] int64, pool [layers, pages, 2, kv_heads, block, D] (written) → hidden states [T, H], float32.
 
+        `plans` has one for each window that a layer has (None: no window).
         What a layer adds is carried to the next norm, which adds it while it reads the stream anyhow.
         """
         ops, epsilon, scale = self.operators, self.config.norm_epsilon, self.config.head_dim**-0.5
@@ -52,7 +57,8 @@ class Llama:
         delta: Tensor | None = None
         for cache, layer in zip(pool.unbind(), self.layers, strict=True):
             normed = ops.rms_norm(stream, layer.attention_norm, epsilon, delta)
-            queries = ops.rope_kv_write(layer.qkv(normed), cosine, sine, cache, plan)
+            plan = plans[layer.window]
+            queries = ops.rope_kv_write(layer.qkv(normed), cosine, sine, cache, plan, layer.head_norms)
             delta = layer.attention_out(ops.paged_attention(queries, cache, plan, scale))
             normed = ops.rms_norm(stream, layer.feed_forward_norm, epsilon, delta)
             delta = layer.down(ops.silu_mul(layer.gate_up(normed)))

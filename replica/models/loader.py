@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from kernels.ops import Operators
-from replica.contract.model_error import ModelError
+from kernels.reference.rope_kv_write import HeadNorms
 from replica.contract.model_files import ModelFiles
 from replica.linear import Linear, ReducedLinear, VocabularyEmbedding, VocabularyHead
-from replica.models.config import ModelConfig
 from replica.models.llama import Layer, Llama
 from replica.models.loader_gguf import GgufSource
 from replica.models.loader_safetensors import SafetensorsSource
+from replica.models.model_config import ModelConfig
 from replica.models.rope import RotaryTable, rope_frequencies
+from replica.models.tensors import EMBEDDING, HEAD, NORM
 from replica.models.weight_source import Part, WeightSource
 from replica.parallel.group import TensorParallel
 
@@ -34,54 +35,61 @@ class Placement:
 
 
 def open_source(files: ModelFiles, config: ModelConfig) -> WeightSource:
-    return GgufSource(files, config.head_dim) if files.kind == "gguf" else SafetensorsSource(files)
+    return GgufSource(files, config) if files.kind == "gguf" else SafetensorsSource(files)
 
 
 def load_model(config: ModelConfig, source: WeightSource, placement: Placement) -> Llama:
     """At most one layer exists twice at a time.
 
-    Raises ModelError for tensors that are missing or not of the configuration's shape. Sizes that do not divide by tp.size
-    were refused before (models.config.shard_problem).
+    Tensors that are missing or misshapen were refused before (models.tensors.check_tensors), sizes that do not divide by
+    tp.size too (models.model_config.shard_problem).
     """
     read = _Reader(source, placement)
-    layers = tuple(_load_layer(config, read, f"model.layers.{index}", placement.tp) for index in range(config.num_layers))
-    table = read.rows({"model.embed_tokens": config.vocab_size}, config.hidden_size)
-    tied = config.tied_embeddings or not source.has("lm_head.weight")
-    head = table if tied else read.rows({"lm_head": config.vocab_size}, config.hidden_size)
-    frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-    if source.has(ROPE_FACTORS):
-        frequencies = frequencies / source.read(ROPE_FACTORS).double()
+    layers = tuple(_load_layer(config, read, index, placement.tp) for index in range(config.num_layers))
+    table = read.rows(EMBEDDING)
     return Llama(
         config=config,
         layers=layers,
         embedding=VocabularyEmbedding(table, placement.tp),
-        norm=read.whole("model.norm.weight", config.hidden_size),
-        head=VocabularyHead(head, placement.tp),
-        rope=RotaryTable(frequencies, placement.max_model_len, placement.device),
+        norm=read.whole(f"{NORM}.weight"),
+        head=VocabularyHead(table if config.tied_embeddings else read.rows(HEAD), placement.tp),
+        rope=_rotary_table(config, source, placement),
         operators=placement.operators,
     )
 
 
-def _load_layer(config: ModelConfig, read: _Reader, stem: str, tp: TensorParallel) -> Layer:
-    hidden, width, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    query_width, kv_width = config.num_heads * dim, config.num_kv_heads * dim
+def _rotary_table(config: ModelConfig, source: WeightSource, placement: Placement) -> RotaryTable:
+    scaling, positions = config.rope_scaling, placement.max_model_len
+    frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling, positions)
+    if source.has(ROPE_FACTORS):
+        frequencies = frequencies / source.read(ROPE_FACTORS).double()
+    return RotaryTable(frequencies, positions, placement.device, 1.0 if scaling is None else scaling.attention_factor)
+
+
+def _load_layer(config: ModelConfig, read: _Reader, index: int, tp: TensorParallel) -> Layer:
+    stem = f"model.layers.{index}"
     attention, mlp = f"{stem}.self_attn", f"{stem}.mlp"
-    qkv = {f"{attention}.q_proj": query_width, f"{attention}.k_proj": kv_width, f"{attention}.v_proj": kv_width}
-    gate_up = {f"{mlp}.gate_proj": width, f"{mlp}.up_proj": width}
-    output_bias = read.whole(f"{attention}.o_proj.bias", hidden) if config.output_bias else None
-    down_bias = read.whole(f"{mlp}.down_proj.bias", hidden) if config.mlp_bias else None
+    qkv = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
+    gate_up = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
+    norms = None
+    if config.head_norms:
+        norms = HeadNorms(read.whole(f"{attention}.q_norm.weight"), read.whole(f"{attention}.k_norm.weight"), config.norm_epsilon)
     return Layer(
-        attention_norm=read.whole(f"{stem}.input_layernorm.weight", hidden),
-        qkv=Linear(read.rows(qkv, hidden), read.rows(qkv, hidden, "bias") if config.attention_bias else None),
-        attention_out=ReducedLinear(read.columns(f"{attention}.o_proj", (hidden, query_width)), tp, output_bias),
-        feed_forward_norm=read.whole(f"{stem}.post_attention_layernorm.weight", hidden),
-        gate_up=Linear(read.rows(gate_up, hidden), read.rows(gate_up, hidden, "bias") if config.mlp_bias else None),
-        down=ReducedLinear(read.columns(f"{mlp}.down_proj", (hidden, width)), tp, down_bias),
+        attention_norm=read.whole(f"{stem}.input_layernorm.weight"),
+        qkv=Linear(read.rows(*qkv), read.rows(*qkv, kind="bias") if config.qkv_bias else None),
+        head_norms=norms,
+        attention_out=ReducedLinear(
+            read.columns(f"{attention}.o_proj"), tp, read.whole(f"{attention}.o_proj.bias") if config.output_bias else None
+        ),
+        feed_forward_norm=read.whole(f"{stem}.post_attention_layernorm.weight"),
+        gate_up=Linear(read.rows(*gate_up), read.rows(*gate_up, kind="bias") if config.mlp_bias else None),
+        down=ReducedLinear(read.columns(f"{mlp}.down_proj"), tp, read.whole(f"{mlp}.down_proj.bias") if config.mlp_bias else None),
+        window=config.layer_windows[index],
     )
 
 
 class _Reader:
-    """Reads tensors as this rank wants them: its part, checked, converted, on its device."""
+    """Reads tensors as this rank wants them: its part, converted, on its device."""
 
     def __init__(self, source: WeightSource, placement: Placement) -> None:
         self._source = source
@@ -89,29 +97,17 @@ class _Reader:
         self._device = placement.device
         self._part = Part(placement.tp.rank, placement.tp.size)
 
-    def whole(self, name: str, size: int) -> Tensor:
+    def whole(self, name: str) -> Tensor:
         """A vector that every rank holds."""
-        self._expect(name, (size,))
         return self._joined([self._source.read(name)])
 
-    def rows(self, fused: dict[str, int], width: int, kind: str = "weight") -> Tensor:
-        """This rank's part of the rows of several matrices [size, width] (or vectors [size]), one below the other."""
-        parts = []
-        for stem, size in fused.items():
-            name = f"{stem}.{kind}"
-            self._expect(name, (size, width) if kind == "weight" else (size,))
-            parts.append(self._source.read(name, rows=self._part))
-        return self._joined(parts)
+    def rows(self, *stems: str, kind: str = "weight") -> Tensor:
+        """This rank's part of the rows of several matrices (or vectors), one below the other."""
+        return self._joined([self._source.read(f"{stem}.{kind}", rows=self._part) for stem in stems])
 
-    def columns(self, stem: str, shape: tuple[int, int]) -> Tensor:
+    def columns(self, stem: str) -> Tensor:
         """This rank's part of the columns of one matrix."""
-        self._expect(f"{stem}.weight", shape)
         return self._joined([self._source.read(f"{stem}.weight", columns=self._part)])
-
-    def _expect(self, name: str, shape: tuple[int, ...]) -> None:
-        found = self._source.shape(name)
-        if found != shape:
-            raise ModelError(f"tensor {name} has the shape {list(found)}; the configuration says {list(shape)}")
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
         """One tensor of its own memory: never a view of the mapped file, which would stay resident beside it."""

@@ -16,7 +16,7 @@ class Part:
     count: int = 1
 
     def of(self, size: int) -> slice:
-        """This part of 0 … size - 1. `count` divides `size` (models.config.shard_problem)."""
+        """This part of 0 … size - 1. `count` divides `size` (models.model_config.shard_problem)."""
         assert size % self.count == 0, (size, self.count)
         width = size // self.count
         return slice(self.index * width, (self.index + 1) * width)
@@ -26,7 +26,7 @@ WHOLE = Part()
 
 
 class WeightSource(Protocol):
-    """Tensors under the names of a Hugging Face Llama checkpoint, [out, in], in whatever floating dtype the file has."""
+    """Tensors under the names of a Hugging Face checkpoint, [out, in], in whatever floating dtype the file has."""
 
     def has(self, name: str) -> bool: ...
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from random import Random
 
 import structlog
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.api.auth import Authenticator
 from router.api.errors import ApiError
 from router.api.generate import CALLER_KEY
+from router.api.header_fields import header_fields
 from router.api.limits import HEADER_BYTES_MAX, HEADER_FIELDS_MAX, REQUEST_ID_CHARACTERS_MAX
 from router.api.respond import REQUEST_ID_KEY, respond_error
 
@@ -40,7 +41,7 @@ class Front:
         try:
             scope[REQUEST_ID_KEY] = None
             _check_headers(scope)
-            headers = Headers(scope=scope)
+            headers = header_fields(scope)
             scope[REQUEST_ID_KEY] = self._request_id(headers)
             if scope["path"] not in _OPEN_PATHS:
                 scope[CALLER_KEY] = self._authenticator.caller(headers)
@@ -51,7 +52,7 @@ class Front:
             _log.exception("a request failed", method=scope["method"], path=scope["path"][:200])
             await respond_error(scope, send, ApiError(500, "the request failed inside the server", code="internal_error"))
 
-    def _request_id(self, headers: Headers) -> str:
+    def _request_id(self, headers: Mapping[str, str]) -> str:
         """The client's, if it is printable ASCII of bounded length; else one of ours."""
         given = headers.get("x-request-id", "")
         if 0 < len(given) <= REQUEST_ID_CHARACTERS_MAX and given.isascii() and given.isprintable():

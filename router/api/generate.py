@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from router.api.answer import Renderer, WholeChoice
@@ -17,12 +16,13 @@ from router.api.chunks import DONE, error_event
 from router.api.context import Context
 from router.api.disconnect import WhileConnected
 from router.api.errors import ApiError, from_rejected
+from router.api.header_fields import header_fields
 from router.api.outbox import Outbox, StreamCut
 from router.api.record import Outcome, Record
 from router.api.respond import respond, respond_error, start_event_stream
 from router.api.run import Event, Run
 from router.api.submission import Arrival, Caller
-from router.api.terms import read_terms
+from router.api.terms import class_is_in_body, read_terms
 from router.ports import Batch, Rejected, Session
 
 _log = structlog.get_logger()
@@ -63,22 +63,29 @@ class GenerateApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._context
-        headers = Headers(scope=scope)
+        headers = header_fields(scope)
         record = Record(self._endpoint.path, context.clock(), choices=1)
         span = context.tracing.begin(self._endpoint.path, headers)
         outcome: Outcome | None = None
         try:
             try:
-                taken = await context.intake.read_object(receive, headers)
+                body = await context.intake.read(receive, headers)
+                about_tokens = len(body) // BYTES_PER_TOKEN
+                caller = scope.get(CALLER_KEY, NOBODY)
+                record.terms = read_terms(headers, {}, caller, context.classes)
+                waits_for_body = class_is_in_body(headers, body, context.classes)
+                # Shed before a byte of the body is looked at: what load costs must not grow with what is asked.
+                refusal = None if waits_for_body else context.backend.foresee(record.arrival_s, record.terms, about_tokens)
+                if refusal is not None:
+                    outcome = await self._turned_away(refusal, record, scope, send)
+                    return
+                taken = await context.intake.parse(body)
+                del body
                 is_short = taken.is_short and "bad_words" not in taken.fields  # each of those is a text of its own
                 job = self._endpoint.check(taken.fields)
-                about_tokens = taken.size_bytes // BYTES_PER_TOKEN
-                caller = scope.get(CALLER_KEY, NOBODY)
-                terms = read_terms(headers, taken.fields, caller, context.classes)
+                record.terms = read_terms(headers, taken.fields, caller, context.classes)
                 del taken
-                record.terms = terms
-                refusal = context.backend.foresee(record.arrival_s, terms, about_tokens)
-                if refusal is not None:
+                if waits_for_body and (refusal := context.backend.foresee(record.arrival_s, record.terms, about_tokens)) is not None:
                     outcome = await self._turned_away(refusal, record, scope, send)
                     return
                 arrival = Arrival(
@@ -86,7 +93,7 @@ class GenerateApp:
                     arrival_s=record.arrival_s,
                     caller=caller,
                     traceparent=span.traceparent,
-                    terms=terms,
+                    terms=record.terms,
                 )
                 prepared = await context.pool.run(lambda: job(arrival), is_short=is_short)
             except ApiError as error:

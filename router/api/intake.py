@@ -38,9 +38,12 @@ class Intake:
         self._budget = BodyBudget()
         self._large = asyncio.Lock()
 
-    async def read_object(self, receive: Receive, headers: Mapping[str, str]) -> Taken:
-        """Raises ApiError, or ClientDisconnected. A large body takes tens of milliseconds: streams go on between two of them."""
-        body = await read_json_body(receive, headers, self._budget)
+    async def read(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
+        """The whole body, not looked into. Raises ApiError, or ClientDisconnected."""
+        return await read_json_body(receive, headers, self._budget)
+
+    async def parse(self, body: bytes) -> Taken:
+        """Raises ApiError. A large body takes tens of milliseconds: streams go on between two of them."""
         if len(body) < LARGE_BODY_BYTES:
             return Taken(parse_object(body), len(body))
         async with self._large:

@@ -55,7 +55,6 @@ TOTALS = {
     "hit_tokens_actual": "Prompt tokens that were, of the same requests.",
     "prefix_index_resyncs": "Snapshots asked for, because events of a replica were missed.",
     "prefix_index_bytes": "Memory of the prefix index.",
-    "stream_moves": "Streams that left a replica unfinished.",
     "retries": "Attempts that a replica did not take, sent to another.",
     "queued_tokens": "Prompt tokens that wait at this router.",
     "routers": "Live routers, as the replicas see them.",
@@ -121,6 +120,7 @@ class Metrics:
         self._shed = Counter("rantang:requests_shed", "Refused by the backend.", (*labels, "status", "reason"), registry=self.registry)
         self._refused = Counter("rantang:requests_invalid", "Answered 4xx before admission.", (*labels, "status"), registry=self.registry)
         self._labels = tuple(labels.values())
+        self._shed_for: dict[tuple[int, str], Counter] = {}  # `labels()` costs more than all else at a refusal
         self.registry.register(_OnRead(model, backend, self))
 
     @property
@@ -159,7 +159,7 @@ class Metrics:
         del self._in_flight[record]
         self._ended[outcome] += 1
         if outcome is Outcome.SHED:
-            self._shed.labels(*self._labels, str(record.status), record.reason).inc()
+            self._shed_as(record.status, record.reason).inc()
         self._output.inc(record.completion_tokens)
         if record.first_token_s is not None:
             self._prompt.inc(record.prompt_tokens)
@@ -171,6 +171,12 @@ class Metrics:
             self._output_sizes.observe(record.completion_tokens)
             for reason in record.finish_reasons:
                 self._success[reason].inc()
+
+    def _shed_as(self, status: int, reason: str) -> Counter:
+        found = self._shed_for.get((status, reason))
+        if found is None:
+            found = self._shed_for[status, reason] = self._shed.labels(*self._labels, str(status), reason)
+        return found
 
     @_never_raises
     def invalid(self, status: int) -> None:
@@ -226,6 +232,9 @@ class _OnRead(Collector):
             gauge = GaugeMetricFamily(name, help_text, labels=["model_name"])
             gauge.add_metric([self._model], float(value))
             yield gauge
+        preempted = CounterMetricFamily("vllm:num_preemptions", "Preemptions on the connected replicas.", labels=["model_name"])
+        preempted.add_metric([self._model], status.preemptions)
+        yield preempted
         ended = CounterMetricFamily("rantang:requests", "Requests by their end.", labels=["model_name", "outcome"])
         for outcome in Outcome:
             ended.add_metric([self._model, outcome.value], self._metrics.ended(outcome))
@@ -233,6 +242,9 @@ class _OnRead(Collector):
         accepted = CounterMetricFamily("rantang:requests_accepted", "Requests handed to the backend.", labels=["model_name"])
         accepted.add_metric([self._model], self._metrics.in_flight + sum(self._metrics.ended(outcome) for outcome in Outcome))
         yield accepted
+        moves = CounterMetricFamily("rantang:stream_moves", "Streams that went on at another replica.", labels=["model_name"])
+        moves.add_metric([self._model], status.moves)
+        yield moves
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         for total in self._backend.account().totals:
             names = ["model_name", *(name for name, _ in total.labels)]

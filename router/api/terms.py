@@ -25,6 +25,11 @@ def read_terms(headers: Mapping[str, str], fields: Mapping[str, Any], caller: Ca
     )
 
 
+def class_is_in_body(headers: Mapping[str, str], body: bytes, classes: Classes) -> bool:
+    """Several classes, no header, and a body that seems to name one: nothing can be foreseen before it is read."""
+    return len(classes.names) > 1 and CLASS_HEADER not in headers and b'"service_tier"' in body
+
+
 def _class(headers: Mapping[str, str], fields: Mapping[str, Any], classes: Classes) -> str:
     name, param = headers.get(CLASS_HEADER), None
     if name is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from router.api.body import ClientDisconnected
@@ -13,6 +12,7 @@ from router.api.chat_body import read_messages, template_variables
 from router.api.context import Context
 from router.api.endpoints import check_model, validated
 from router.api.errors import bad_request
+from router.api.header_fields import header_fields
 from router.api.logprobs import token_name
 from router.api.prompts import PromptIds, check_ids, conversation_of, render_chat
 from router.api.respond import respond_json
@@ -45,7 +45,7 @@ class Tokenize:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._context
         try:
-            taken = await context.intake.read_object(receive, Headers(scope=scope))
+            taken = await context.intake.parse(await context.intake.read(receive, header_fields(scope)))
         except ClientDisconnected:
             return
         refuse_unsupported(taken.fields)
@@ -81,7 +81,7 @@ class Detokenize:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._context
         try:
-            taken = await context.intake.read_object(receive, Headers(scope=scope))
+            taken = await context.intake.parse(await context.intake.read(receive, header_fields(scope)))
         except ClientDisconnected:
             return
         body = validated(DetokenizeBody, taken.fields)

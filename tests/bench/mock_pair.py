@@ -19,3 +19,4 @@ class Pair:
 
 
 StartPair = Callable[..., Awaitable[Pair]]
+StartMock = Callable[..., str]

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import closed_loop, processes, result
+from bench import processes, result
 from bench.arrivals import evenly, poisson
-from bench.client_limits import lateness_s
+from bench.client_limits import added_s, steady_rate
+from bench.mock_openai import STAMP_RANGE_US
 from bench.prompt_style import PromptStyle
 from bench.quantiles import quantile
-from bench.record import Counts, Outcome, RequestRecord
+from bench.record import Answer, Counts, Outcome, RequestRecord
 from bench.result import Result, WorkResult
 from bench.summary import summarize
 from bench.works import WORKS, Work, calls_of
@@ -61,10 +62,18 @@ def test_summary_of_nothing_divides_by_nothing() -> None:
     assert summarize([]).output_tokens_per_s == 0.0
 
 
-def test_lateness_counts_from_the_streams_own_best() -> None:
-    record = RequestRecord(0.0, chunk_times_s=array("d", [5.2, 6.0, 7.5]))
-    assert lateness_s(record, 1.0) == pytest.approx([0.2, 0.0, 0.5])
-    assert lateness_s(RequestRecord(0.0), 1.0) == []
+def test_what_the_client_adds_is_told_from_stamps_even_where_they_wrap() -> None:
+    sent_us = [1_000, STAMP_RANGE_US - 100, 300]
+    read_s = [0.0012, (STAMP_RANGE_US + 50) / 1e6, (2 * STAMP_RANGE_US + 290) / 1e6]
+    record = RequestRecord(0.0, chunk_times_s=array("d", read_s), answer=Answer(token_ids={0: sent_us}))
+    assert added_s(record) == pytest.approx([2e-4, 1.5e-4, -1e-5], abs=1e-9)
+    assert added_s(RequestRecord(0.0)) == []
+
+
+def test_the_steady_rate_leaves_out_both_ends() -> None:
+    times = [0.0, *(1 + i / 100 for i in range(200)), 4.0]
+    assert steady_rate([RequestRecord(0.0, chunk_times_s=array("d", times))]) == pytest.approx(100.0)
+    assert steady_rate([]) == 0.0
 
 
 def test_poisson_is_seeded_ascending_and_has_its_rate() -> None:
@@ -96,20 +105,27 @@ def test_works_have_their_lengths_and_share_what_they_say(work: Work) -> None:
     assert other[:16] != prompts[0][:16], "another seed must not hit the first one's cache"
 
 
-def test_chosen_works_name_the_unknown() -> None:
-    assert [work.name for work in closed_loop.chosen_works("e,a")] == ["a", "e"]
-    with pytest.raises(ValueError, match="unknown work z; there are a, b, c, d, e"):
-        closed_loop.chosen_works("a,z")
-
-
 def test_result_file_names_no_host_and_no_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = str(result.ROOT / "bench" / "closed_loop.py")
-    monkeypatch.setattr(sys, "argv", [module, "http://gpu7.example.org:8000", "/secret/place/golden.json", "--works", "a b"])
+    module = str(result.ROOT / "bench" / "golden.py")
+    arguments = [
+        "http://gpu7.example.org:8000",
+        "/secret/place/golden.json",
+        "--works",
+        "a b",
+        "--api-key",
+        "sesame",
+        "--set=model=/secret/m",
+    ]
+    monkeypatch.setattr(sys, "argv", [module, *arguments, "--workload=chat,/secret/t.jsonl", "--api-key=sesame"])
     outcome = Result("unit", {"serve": "x"}, (WorkResult("a", "d", summarize([])),), (result.at_most("m", 3.0, 2.0, "s"),))
     path = result.write(outcome, tmp_path)
     text = path.read_text()
     document = json.loads(text)
-    assert document["command"] == "python -m bench.closed_loop http://HOST:8000 golden.json --works 'a b'"
+    assert document["command"] == (
+        "python -m bench.golden http://HOST:8000 golden.json --works 'a b' --api-key KEY --set=model=m"
+        " --workload=chat,t.jsonl --api-key=KEY"
+    )
+    assert "secret" not in text and "sesame" not in text
     assert os.uname().nodename not in text.replace(os.uname().sysname, "") or os.uname().nodename in ("x86_64", "Linux")
     assert str(result.ROOT) not in text
     assert document["metrics"][0]["holds"] is False and not outcome.holds

@@ -108,6 +108,60 @@ async def test_shed_is_no_error_and_keeps_retry_after(pair: StartPair) -> None:
     assert (summary.shed, summary.errors) == (1, 0)
 
 
+async def test_retry_after_is_obeyed_only_when_asked(pair: StartPair) -> None:
+    mock = await pair(obey=True)
+    mock.server.retry_after = "Retry-After: 1\r\nretry-after-ms: 100\r\n"
+    mock.server.sheds_left = 2
+    record = await mock.client.send(one_call())
+    assert (record.outcome, record.retries, record.tokens_seen) == (Outcome.COMPLETED, 2, 8)
+    assert record.ttft_s is not None and record.ttft_s >= 0.2, "it counts from when it was first due"
+    assert record.send_lag_s is not None and record.send_lag_s < 0.1
+    assert (summarize([record]).retries, summarize([record]).shed) == (2, 0)
+    control = await pair()
+    control.server.sheds_left = 2
+    assert (await control.client.send(one_call())).outcome is Outcome.SHED
+
+
+@pytest.mark.parametrize("wait_s", [3600.0, float("inf"), float("nan"), -5.0])
+async def test_an_absurd_retry_after_is_not_waited_for(pair: StartPair, wait_s: float) -> None:
+    mock = await pair(obey=True, fault=Fault.SHED)
+    mock.server.retry_after = f"Retry-After: {wait_s}\r\nretry-after-ms: {1e3 * wait_s}\r\n"
+    started_s = time.perf_counter()
+    record = await mock.client.send(one_call())
+    assert (record.outcome, record.retries) == (Outcome.SHED, 0)
+    assert time.perf_counter() - started_s < 5
+
+
+async def test_retries_have_a_bound(pair: StartPair) -> None:
+    mock = await pair(obey=True, fault=Fault.SHED)
+    mock.server.retry_after = "Retry-After: 0\r\n"
+    record = await mock.client.send(one_call())
+    assert (record.outcome, record.retries) == (Outcome.SHED, load_client.RETRIES_MAX)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "problem"),
+    [
+        (Fault.HANG_AT_ONCE, Outcome.TIMEOUT, ""),
+        (Fault.HANG_MIDWAY, Outcome.TIMEOUT, ""),
+        (Fault.ONLY_COMMENTS, Outcome.TIMEOUT, ""),
+        (Fault.BAD_HTTP, Outcome.ERROR, "bad HTTP"),
+        (Fault.NO_STREAM, Outcome.WRONG, "not an event stream"),
+        (Fault.ENDLESS, Outcome.WRONG, "more than 72 tokens, asked for 8"),
+    ],
+)
+async def test_no_server_holds_the_client(pair: StartPair, fault: Fault, outcome: Outcome, problem: str) -> None:
+    mock = await pair(fault=fault, pace=Pace(token_ms=2), timeout_s=1.0)
+    started_s = time.perf_counter()
+    record = await mock.client.send(one_call())
+    assert record.outcome is outcome
+    assert any(problem in text for text in record.problems) or not problem
+    assert time.perf_counter() - started_s < 5
+    assert summarize([record]).completed == 0
+    mock.server.fault = Fault.NONE
+    assert (await mock.client.send(one_call())).outcome is Outcome.COMPLETED, "and the client goes on"
+
+
 async def test_nobody_listens(pair: StartPair) -> None:
     mock = await pair()
     await mock.server.close()

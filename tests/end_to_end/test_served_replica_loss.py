@@ -20,5 +20,6 @@ async def test_streams_survive(served: Stack, how: str) -> None:
     assert outcome.lost_streams == {}
     assert outcome.doubled == 0
     assert [difference for difference in outcome.differences if not difference.excused] == []
-    assert outcome.silence_s < failover.FREEZE_BOUND_S * ROOM_FOR_NOISE
+    assert outcome.moved_after_s is not None, "nothing moved"
+    assert outcome.moved_after_s < failover.MOVED_BOUND_S[how] * ROOM_FOR_NOISE
     assert outcome.replaced_after_s is not None, "no new replica came"

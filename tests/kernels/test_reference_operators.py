@@ -12,7 +12,7 @@ from kernels.reference.attention_plan import PADDING_PAGES_MAX, AttentionPlan, p
 from kernels.reference.copy_blocks import copy_blocks
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import rms_norm
-from kernels.reference.rope_kv_write import rope_kv_write
+from kernels.reference.rope_kv_write import HeadNorms, rope_kv_write
 from kernels.reference.silu_mul import silu_mul
 
 CPU = torch.device("cpu")
@@ -83,8 +83,8 @@ class Paged:
     def batch(self) -> PagedBatch:
         return PagedBatch(np.array(self.starts, np.int32), np.array(self.counts, np.int32), self.tables)
 
-    def plan(self) -> AttentionPlan:
-        return plan_attention(self.batch(), self.layout, self.queries.dtype, CPU)
+    def plan(self, window: int | None = None) -> AttentionPlan:
+        return plan_attention(self.batch(), self.layout, self.queries.dtype, CPU, window)
 
     def write(self) -> None:
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
@@ -92,14 +92,14 @@ class Paged:
                 page, slot = int(self.tables[index, position // 4]), position % 4
                 self.cache[page, 0, :, slot], self.cache[page, 1, :, slot] = keys[position], values[position]
 
-    def right(self, scale: float) -> torch.Tensor:
+    def right(self, scale: float, window: int | None = None) -> torch.Tensor:
         outs, at = [], 0
         for start, count, keys, values in zip(self.starts, self.counts, self.keys, self.values, strict=True):
             for offset in range(count):
-                seen = start + offset + 1
+                seen = slice(0 if window is None else max(0, start + offset + 1 - window), start + offset + 1)
                 query = self.queries[at].view(self.layout.kv_heads, -1, 6).double()
-                scores = torch.einsum("hgd,khd->hgk", query, keys[:seen].double()) * scale
-                outs.append(torch.einsum("hgk,khd->hgd", scores.softmax(-1), values[:seen].double()).reshape(-1))
+                scores = torch.einsum("hgd,khd->hgk", query, keys[seen].double()) * scale
+                outs.append(torch.einsum("hgk,khd->hgd", scores.softmax(-1), values[seen].double()).reshape(-1))
                 at += 1
         return torch.stack(outs)
 
@@ -123,6 +123,27 @@ def test_attention_over_shuffled_pages(lengths: list[tuple[int, int]], group: in
     paged.write()
     out = paged_attention(paged.queries.flatten(1), paged.cache, paged.plan(), 0.4)
     assert relative_error(out, paged.right(0.4)) < 1e-12
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 13, 1000])
+def test_a_window_hides_what_lies_before_it(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages, tiles and rows of every kind; what no query of a row may see is NaN, as far as whole pages go."""
+    monkeypatch.setattr("kernels.reference.attention_plan.QUERY_TILE", 7)
+    torch.manual_seed(0)
+    paged = Paged([(40, 1), (2, 5), (7, 1), (0, 13), (400, 1), (61, 20), (0, 1), (3, 1)], kv_heads=2, group=3)
+    paged.write()
+    for row, start in enumerate(paged.starts):
+        for page in range(max(0, start + 1 - window) // 4):
+            paged.cache[int(paged.tables[row, page])] = NAN
+    out = paged_attention(paged.queries.flatten(1), paged.cache, paged.plan(window), 0.4)
+    assert relative_error(out, paged.right(0.4, window)) < 1e-12
+    if window < 400:
+        assert relative_error(out.nan_to_num(), paged.right(0.4)) > 1e-3, "without a window it would be another result"
+
+
+def test_a_window_reads_only_its_pages() -> None:
+    paged = Paged([(4000, 1), (3, 1)], kv_heads=1, group=1)
+    assert sum(group.pages.numel() for group in paged.plan(8).groups) < 20 < sum(group.pages.numel() for group in paged.plan().groups)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
@@ -174,6 +195,29 @@ def test_rope_rotates_pairs_and_writes_where_the_tables_say() -> None:
         assert torch.allclose(page[0, :, position % 4], turned[token, heads : heads + 2])
         assert torch.equal(page[1, :, position % 4], split[token, heads + 2 :])
     assert int((~paged.cache.isnan()).all(-1).sum()) == int(sum(-(-n // 4) for n in (7, 1, 10))) * 2 * 2 * 4, "nothing else is touched"
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_heads_are_normalised_before_they_are_rotated(dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    paged = Paged([(3, 4), (9, 1)], kv_heads=2, group=2, dtype=dtype)
+    heads, dim = 4, 6
+    qkv = torch.randn(5, (heads + 4) * dim).to(dtype)
+    exact = torch.float64 if dtype is torch.float64 else torch.float32
+    angles = torch.randn(5, dim // 2, dtype=exact)
+    cosine, sine = torch.cat((angles.cos(), angles.cos()), -1), torch.cat((-angles.sin(), angles.sin()), -1)
+    norms = HeadNorms(torch.rand(dim).to(dtype) + 0.5, torch.rand(dim).to(dtype) + 0.5, 1e-3)
+    queries = rope_kv_write(qkv, cosine, sine, paged.cache, paged.plan(), norms)
+    split = qkv.view(5, heads + 4, dim).double()
+    normed = split / (split.pow(2).mean(-1, keepdim=True) + 1e-3).sqrt()
+    normed[:, :heads] *= norms.query.double()
+    normed[:, heads : heads + 2] *= norms.key.double()
+    pairs = torch.complex(normed[..., : dim // 2], normed[..., dim // 2 :]) * torch.exp(1j * angles.double())[:, None]
+    turned = torch.cat((pairs.real, pairs.imag), -1)
+    assert queries.dtype is dtype and relative_error(queries, turned[:, :heads].flatten(1)) < tolerance
+    page = paged.cache[int(paged.tables[1, 9 // 4])]
+    assert relative_error(page[0, :, 1], turned[4, heads : heads + 2]) < tolerance
+    assert torch.equal(page[1, :, 1].double(), split[4, heads + 2 :]), "values are left alone"
 
 
 def test_groups_of_decodes_bound_their_padding() -> None:

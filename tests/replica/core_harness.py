@@ -47,6 +47,7 @@ class PagedRunner:
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
+        self.budget = limits.max_num_batched_tokens  # that no step may exceed
         self.pages: dict[int, dict[int, int]] = {}
         self.steps: list[Step] = []
         self.on_step: Callable[[Step], None] = lambda step: None
@@ -65,7 +66,7 @@ class PagedRunner:
     def execute(self, step: Step) -> StepResult:
         self.steps.append(step)
         self.on_step(step)
-        assert sum(len(row.tokens) for row in step.rows) <= self._limits.max_num_batched_tokens, "token budget exceeded"
+        assert sum(len(row.tokens) for row in step.rows) <= self.budget, "token budget exceeded"
         assert len(step.rows) <= self._limits.max_num_seqs, "more rows than slots"
         assert len({row.request for row in step.rows}) == len(step.rows), "a request twice in a step"
         size = self._limits.block_size
@@ -184,6 +185,7 @@ class Driver:
         if output is not None:
             self.outputs.append(output)
             assert self.failures_expected or not output.error, output.error
+            assert not output.error.startswith("AssertionError"), output.error  # the runner found a page wrong: no fault to order
             for owner, delta in output.deltas:
                 heard = self.heard.setdefault((owner, delta.attempt), Heard())
                 assert heard.finish is None, "told something after the end"

@@ -1,10 +1,16 @@
-"""Any history of arrivals, cancels, lost connections, failing steps and forced preemptions, in tiny pools.
+"""Any history of arrivals, cancels, lost connections, failing rows and steps, and forced preemptions, in tiny pools, under every policy.
 
-After each step every invariant is checked from scratch (Driver does). At the end: exactly one outcome each, every text
-equal to the undisturbed one or a prefix of it, nothing held, and whoever follows the KV events knows what is findable.
+After each step every invariant is checked from scratch (Driver does), something has moved, and nobody has been passed or
+has stood back too often. At the end: exactly one outcome each, every text equal to the undisturbed one or a prefix of it,
+nothing held, and whoever follows the KV events knows what is findable.
+
+A quick profile by default; RANTANG_TRACES=long runs tens of thousands of steps.
 """
 
 from __future__ import annotations
+
+import os
+from dataclasses import dataclass
 
 from core_harness import Driver, PagedRunner, ids, limits
 from hypothesis import HealthCheck, settings
@@ -12,7 +18,44 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from replica.contract.messages import Cleared, FinishReason, GenerateRequest, Removed, SamplingParams, Stored
-from replica.step import Step
+from replica.scheduling_policy import SHARED_WAITS_MAX
+from replica.step import Row, Step
+
+LONG = os.environ.get("RANTANG_TRACES") == "long"
+BYPASSES_MAX = 4
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request to be: whose, and of what kind."""
+
+    owner: int
+    attempt: int
+    family: int  # requests of a family share what their lengths allow
+    length: int
+    max_tokens: int
+    seed: int
+    priority: int
+    emitted: int
+    deadline_s: float | None
+    scores: int | None
+    ignore_eos: bool
+
+
+WISHES = st.builds(
+    Wish,
+    owner=st.integers(0, 1),
+    attempt=st.integers(0, 9),
+    family=st.integers(0, 2),
+    length=st.integers(1, 90),
+    max_tokens=st.integers(0, 40),
+    seed=st.integers(0, 9),
+    priority=st.integers(-1, 1),
+    emitted=st.sampled_from((0, 0, 0, 5)),
+    deadline_s=st.sampled_from((None, None, None, None, 0.02, 0.5)),
+    scores=st.sampled_from((None, None, None, None, 1)),
+    ignore_eos=st.booleans(),
+)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -21,35 +64,62 @@ class EngineMachine(RuleBasedStateMachine):
         self.known: set[bytes] = set()
         self.messages: dict[tuple[int, int], GenerateRequest] = {}
         self.seen_outputs = 0
+        self.passes_forced = 0  # starts out of turn that failing steps and the hook have caused
 
     @initialize(
         block=st.sampled_from((1, 4, 16)),
-        blocks=st.integers(6, 40),
+        room=st.integers(80, 320),
         seqs=st.integers(1, 6),
         budget=st.integers(2, 70),
         policy=st.sampled_from(("fcfs", "priority")),
         caching=st.booleans(),
+        batching=st.sampled_from(("adaptive", "adaptive", "iteration", "static")),
+        chunked=st.sampled_from((True, True, False)),
         slo_ms=st.sampled_from((0.001, 9.0, 200.0)),
         threshold=st.sampled_from((0, 5)),
         poison=st.sampled_from((0, 0, 0, 7)),
+        sanguine=st.booleans(),
     )
     def start(
-        self, block: int, blocks: int, seqs: int, budget: int, policy: str, caching: bool, slo_ms: float, threshold: int, poison: int
+        self,
+        block: int,
+        room: int,
+        seqs: int,
+        budget: int,
+        policy: str,
+        caching: bool,
+        batching: str,
+        chunked: bool,
+        slo_ms: float,
+        threshold: int,
+        poison: int,
+        sanguine: bool,
     ) -> None:
-        self.limits = limits(blocks, block=block, seqs=seqs, budget=budget, waiting=12)
+        self.limits = limits(room // block, block=block, seqs=seqs, budget=budget, waiting=12)
         self.poison = poison
         self.runner = PagedRunner(self.limits)
+        if not chunked:
+            self.runner.budget = budget + 150
         self.runner.raise_for = self.raises
+        self.runner.error_for = lambda row: "no token" if self.ill_row(row) else ""
         self.fail_next = False
         self.driver = Driver(
             self.runner,
             scheduling_policy=policy,
             enable_prefix_caching=caching,
+            enable_chunked_prefill=chunked,
+            batching=batching,
             inter_token_slo_ms=slo_ms,
             long_prefill_token_threshold=threshold,
             max_num_partial_prefills=2,
         )
         self.driver.failures_expected = True
+        self.driver.engine.roster.waiting._bypasses_max = BYPASSES_MAX
+        for _ in range(100 * sanguine):  # expects that everybody ends at once: starts more than the pool will hold
+            self.driver.engine.roster.growth.learn(1)
+
+    def ill_row(self, row: Row) -> bool:
+        return row.draw is not None and row.draw.sampling.seed == 8 and len(row.draw.output_ids) == 6
 
     def raises(self, step: Step) -> str:
         if self.fail_next:
@@ -59,44 +129,24 @@ class EngineMachine(RuleBasedStateMachine):
             return "poison"
         return ""
 
-    @rule(
-        owner=st.integers(0, 1),
-        attempt=st.integers(0, 9),
-        family=st.integers(0, 2),
-        length=st.integers(1, 90),
-        max_tokens=st.integers(0, 40),
-        seed=st.integers(0, 9),
-        priority=st.integers(-1, 1),
-        emitted=st.integers(0, 5),
-        deadline=st.sampled_from((None, None, 0.02, 0.5)),
-        scores=st.sampled_from((None, None, None, 1)),
-        ignore_eos=st.booleans(),
-    )
-    def add(
-        self,
-        owner: int,
-        attempt: int,
-        family: int,
-        length: int,
-        max_tokens: int,
-        seed: int,
-        priority: int,
-        emitted: int,
-        deadline: float | None,
-        scores: int | None,
-        ignore_eos: bool,
-    ) -> None:
+    @rule(wishes=st.lists(WISHES, min_size=1, max_size=5))
+    def add(self, wishes: list[Wish]) -> None:
+        for wish in wishes:
+            self.submit(wish)
+
+    def submit(self, wish: Wish) -> None:
+        owner, attempt, length = wish.owner, wish.attempt, wish.length
         engine = self.driver.engine
         message = GenerateRequest(
             attempt=attempt,
             request_id="x",
             choice=0,
-            prompt_ids=tuple(ids(family, length)),
+            prompt_ids=tuple(ids(wish.family, length)),
             block_keys=(),
-            sampling=SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos, prompt_logprobs=scores),
-            emitted_ids=tuple(undisturbed(family, length, seed, emitted)) if max_tokens > emitted else (),
-            priority=priority,
-            deadline_s=deadline,
+            sampling=SamplingParams(seed=wish.seed, max_tokens=wish.max_tokens, ignore_eos=wish.ignore_eos, prompt_logprobs=wish.scores),
+            emitted_ids=tuple(undisturbed(wish.family, length, wish.seed, wish.emitted)) if wish.max_tokens > wish.emitted else (),
+            priority=wish.priority,
+            deadline_s=wish.deadline_s,
         )
         is_open = engine.ledger.find(owner, attempt) is not None
         waiting = len(engine.roster.waiting)
@@ -130,6 +180,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def failing_step(self) -> None:
+        self.passes_forced += len(self.driver.engine.roster.running)
         self.fail_next = True
         self.driver.step()
         self.fail_next = False
@@ -142,6 +193,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.driver.take(engine.flush())
             return
         self.fail_next = fails
+        self.passes_forced += fails * len(step.rows)
         engine.cancel(owner, attempt)
         try:
             self.driver.take(engine.settle(step, self.runner.execute(step)))
@@ -154,6 +206,17 @@ class EngineMachine(RuleBasedStateMachine):
         running = self.driver.engine.roster.running
         if running:
             self.driver.engine.roster.preempt(running[which % len(running)])
+            self.passes_forced += 1
+
+    @invariant()
+    def waiting_is_bounded(self) -> None:
+        """Who is passed, is so by the bound, and by those that a failing step or the hook has put out of turn."""
+        if not hasattr(self, "driver"):
+            return
+        allowed = BYPASSES_MAX + self.limits.max_num_seqs + self.passes_forced + (1_000_000 if self.poison else 0)
+        for request in self.driver.engine.ledger.requests():
+            assert request.history.bypasses <= allowed
+            assert request.history.shared_waits <= SHARED_WAITS_MAX
 
     @invariant()
     def books_and_events_agree(self) -> None:
@@ -208,4 +271,9 @@ def undisturbed(family: int, length: int, seed: int, count: int) -> list[int]:
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+TestEngine.settings = settings(
+    max_examples=300 if LONG else 40,
+    stateful_step_count=100 if LONG else 40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

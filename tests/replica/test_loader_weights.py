@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from cluster.config import Config
+from cluster.preflight import StartError, find_model
 from kernels.ops import REFERENCE
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import resolve
 from replica.linear import Linear, VocabularyHead, pack
-from replica.models.config import read_model_config, shard_problem
+from replica.models.config import read_model_config
 from replica.models.loader import Placement, load_model, open_source
 from replica.models.loader_gguf import GgufSource
 from replica.models.loader_safetensors import SafetensorsSource
+from replica.models.model_config import shard_problem
 from replica.models.weight_source import Part, WeightSource
 from replica.parallel.group import SingleRank
 from replica.runner import ModelRunner
@@ -48,7 +54,7 @@ class Rank:
 def test_gguf_values(tmp_path: Path, kind: KINDS, error: float) -> None:
     meant = write_llama_gguf(tmp_path / "m.gguf", kind, **WIDE)
     files = resolve(str(tmp_path / "m.gguf"))
-    source = GgufSource(files, 16)
+    source = GgufSource(files, read_model_config(files))
     for name, right in meant.items():
         assert source.has(name) and source.shape(name) == tuple(right.shape)
         read = source.read(name).float()
@@ -72,7 +78,7 @@ def test_gguf_serves_what_safetensors_serve(tmp_path: Path) -> None:
 def test_parts_put_together_are_the_whole(tmp_path: Path, form: str) -> None:
     if form == "gguf":
         write_llama_gguf(tmp_path / "m.gguf", KINDS.Q8_0, **WIDE)
-        source: WeightSource = GgufSource(resolve(str(tmp_path / "m.gguf")), 16)
+        source: WeightSource = GgufSource(files := resolve(str(tmp_path / "m.gguf")), read_model_config(files))
     else:
         source = SafetensorsSource(resolve(str(write_tiny_llama(tmp_path, shards=2))))
     stem = "model.layers.1"
@@ -123,25 +129,90 @@ def test_sizes_that_do_not_divide_are_refused_with_those_that_do(tmp_path: Path)
         ModelRunner(EngineConfig(model="smollm2"), tp=Rank(0, 2))
 
 
-def test_missing_and_misshapen_tensors(tmp_path: Path) -> None:
-    write_tiny_llama(tmp_path, num_hidden_layers=2)
-    config = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
-    with pytest.raises(ModelError, match=r"model\.layers\.2\..* is missing"):
-        ModelRunner(EngineConfig(model=str(tmp_path)))
-    (tmp_path / "config.json").write_text(config.replace('"vocab_size": 132', '"vocab_size": 133'))
-    with pytest.raises(ModelError, match=r"embed_tokens\.weight has the shape \[132, 48\]; the configuration says \[133, 48\]"):
-        ModelRunner(EngineConfig(model=str(tmp_path)))
+def rewritten(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    """The checkpoint with other tensors."""
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+STEM = "model.layers.1.self_attn"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t.pop(f"{STEM}.v_proj.weight"), f"tensor {STEM}.v_proj.weight is missing (LlamaForCausalLM has one)"),
+        (lambda t: t.pop("model.norm.weight"), "tensor model.norm.weight is missing"),
+        (
+            lambda t: t.update({f"{STEM}.o_proj.weight": torch.zeros(48, 47)}),
+            f"{STEM}.o_proj.weight has the shape [48, 47]; the configuration says [48, 48]",
+        ),
+        (lambda t: t.update({f"{STEM}.q_proj.bias": torch.zeros(48)}), f"{STEM}.q_proj.bias has no place in LlamaForCausalLM"),
+        (
+            lambda t: t.update({"model.layers.3.input_layernorm.weight": torch.zeros(48)}),
+            "model.layers.3.input_layernorm.weight has no place",
+        ),
+    ],
+    ids=["missing", "missing at the top", "misshapen", "unknown", "a layer too many"],
+)
+def test_tensors_are_checked_before_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, torch.Tensor]], None], reason: str
+) -> None:
+    monkeypatch.setattr("replica.held_model.load_model", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("replica.held_model._empty_pool", lambda *_: pytest.fail("the pool was taken"))
+    directory = rewritten(write_tiny_llama(tmp_path), change)
+    with pytest.raises(ModelError, match=re.escape(reason)):
+        ModelRunner(EngineConfig(model=str(directory)))
+    with pytest.raises(StartError, match=re.escape(reason)):  # and before anything of a cluster is started
+        find_model(Config.model_validate({"engine": {"model": str(directory)}}))
+
+
+def test_tables_that_some_files_carry_along_are_ignored(tmp_path: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+        tensors["lm_head.weight"] = torch.zeros(132, 48)  # tied: the embedding serves
+
+    plain, more = write_tiny_llama(tmp_path / "a"), rewritten(write_tiny_llama(tmp_path / "b"), change)
+    outputs = [
+        Driver(ModelRunner(EngineConfig(model=str(model), dtype="float32", num_gpu_blocks_override=9))).generate([5, 9], greedy(9))
+        for model in (plain, more)
+    ]
+    assert outputs[0] == outputs[1]
+
+
+def test_a_gguf_names_its_own_tensors(tmp_path: Path) -> None:
+    write_llama_gguf(tmp_path / "m.gguf", KINDS.F32)
+    raw = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "m.gguf").write_bytes(raw.replace(b"blk.1.attn_k.weight", b"blk.1.attn_z.weight"))
+    with pytest.raises(ModelError, match=r"tensor blk\.1\.attn_k\.weight is missing"):
+        ModelRunner(EngineConfig(model=str(tmp_path / "m.gguf")))
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "'yarn' is not supported"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1.0}},
+            "'longrope' is not supported .supported: linear, dynamic, llama3, yarn",
+        ),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"num_key_value_heads": 4}, "4 KV heads do not divide 6"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "'linear': KeyError.'factor'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": -1}}, "'yarn': ValueError.*not a positive number"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}}, "not below high_freq"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters is not one set of numbers"),
+        ({"rope_parameters": None, "rope_scaling": "yarn"}, "rope_scaling is not one set of numbers"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized checkpoints"),
+        ({"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "sliding_window": 0}, "sliding_window is 0"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8, "layer_types": ["x"]},
+            "layer_types are not 3 of sliding_attention and full_attention",
+        ),
     ],
 )
 def test_configurations_that_cannot_be_served(tmp_path: Path, changes: dict[str, object], reason: str) -> None:

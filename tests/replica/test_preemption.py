@@ -285,5 +285,5 @@ def test_no_one_is_preempted_more_than_twice_while_another_could_yield() -> None
 def test_growth_that_fits_preempts_nobody() -> None:
     kv = KvManager(num_blocks=8, block_size=16, caching=True)
     driver = Driver(PagedRunner(limits()))
-    assert not make_room_for_growth(driver.engine.roster)
+    assert not make_room_for_growth(driver.engine.roster, choose_victim)
     assert kv.pool.available == 8

@@ -52,7 +52,12 @@ def test_a_fully_cached_prompt_of_whole_blocks_recomputes_one_token(length: int)
 def test_without_the_copy_a_whole_block_is_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test above."""
     match = KvManager.match
-    monkeypatch.setattr(KvManager, "match", lambda kv, request: dataclasses.replace(match(kv, request), copy_source=None))
+
+    def whole_blocks_only(kv: KvManager, request: Request) -> Match:
+        found = match(kv, request)
+        return dataclasses.replace(found, copy_source=None, computed=len(found.hits) * kv.block_size)
+
+    monkeypatch.setattr(KvManager, "match", whole_blocks_only)
     driver = Driver(PagedRunner(limits()))
     for _ in range(2):
         driver.add(ids(1, 256), 1)
@@ -284,5 +289,5 @@ def test_generated_tokens_are_cached_too() -> None:
 
 def test_match_changes_nothing() -> None:
     kv = KvManager(num_blocks=4, block_size=16, caching=True)
-    assert Match(hits=(), copy_source=None, fresh=1, pinned=2, pending=False).needed == 3
+    assert Match(hits=(), copy_source=None, fresh=1, pinned=2, computed=0, pending=False).needed == 3
     assert kv.pool.available == 4

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,47 @@ def test_moved_requests_are_penalized_alike() -> None:
 
 def test_bias_adds_up_and_ignores_what_is_no_token() -> None:
     assert ruled(logit_bias=((1, 5.0), (1, 1.0), (99, 5.0), (-1, 5.0)))[:2].tolist() == [1.0, 5.0]
+
+
+def test_penalties_come_after_biases_as_vllms_do() -> None:
+    """2 + 4 is halved; the other order would give 1 + 4."""
+    assert ruled((2,), logit_bias=((2, 4.0), (1, 3.0)), repetition_penalty=2.0)[:3].tolist() == [1.0, 2.0, 3.0]
+    assert ruled((), (2,), logit_bias=((2, 4.0),), presence_penalty=2.0)[2] == 4.0
+
+
+class Even:
+    """A rule of its own: even tokens, and nothing after three of them."""
+
+    def allowed(self, output_ids: Any) -> npt.NDArray[np.bool_]:
+        return (np.arange(8) % 2 == 0) & (len(output_ids) < 3)
+
+
+def masked(mask: Any, output: tuple[int, ...] = (), **changes: Any) -> npt.NDArray[np.float32]:
+    logits = START.copy()
+    one = Draw(SamplingParams(**{"seed": 0, "max_tokens": 9, **changes}), 0, (), output, mask)
+    assert has_rules(one)
+    apply_rules(logits, one, EOS)
+    return logits
+
+
+def test_a_mask_lets_pass_what_allowed_ids_do_too() -> None:
+    assert np.flatnonzero(np.isfinite(masked(Even()))).tolist() == [0, 2, 4, 6]
+    assert np.flatnonzero(np.isfinite(masked(Even(), allowed_token_ids=(1, 2, 4)))).tolist() == [2, 4]
+    assert np.flatnonzero(np.isfinite(masked(Even(), logit_bias=((1, 50.0),), bad_words=((0,),)))).tolist() == [2, 4, 6]
+
+
+def test_a_mask_is_never_lifted_and_must_fit() -> None:
+    with pytest.raises(ValueError, match="leave no token"):
+        masked(Even(), (2, 2, 2))
+    with pytest.raises(ValueError, match="leave no token"):
+        masked(Even(), allowed_token_ids=(1, 3))
+
+    class Short:
+        def allowed(self, output_ids: Any) -> npt.NDArray[np.bool_]:
+            return np.ones(7, np.bool_)
+
+    with pytest.raises(ValueError, match=r"\(7,\) entries of bool"):
+        masked(Short())
 
 
 def test_allowed_ids() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from core_harness import Driver, PagedRunner, ids, limits
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replica.chunk_budget import ChunkBudget
 from replica.config import EngineConfig
@@ -141,6 +143,27 @@ def test_the_forecast_knows_that_one_may_end_before_another_grows() -> None:
     two = forecast(28)
     two.add(newcomer, 5)
     assert not two.fits(request(3, length=16, max_tokens=16), 1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 90), st.integers(0, 12)), max_size=7), st.integers(1, 90), st.integers(0, 12), st.integers(1, 120))
+def test_the_forecast_is_the_highest_peak_laid_out_step_by_step(
+    running: list[tuple[int, int]], to_come: int, needed: int, capacity: int
+) -> None:
+    growth = GrowthEstimate()
+    requests = [request(i, length=16, max_tokens=count) for i, (count, _) in enumerate(running)]
+    for one, (_, blocks) in zip(requests, running, strict=True):
+        one.history.own_blocks = blocks
+    in_use = 3 + sum(blocks for _, blocks in running)
+    forecast = Forecast(capacity=capacity, in_use=in_use, block_size=4, running=[], growth=growth)
+    if requests:  # the last one has been started in this step
+        forecast = Forecast(capacity=capacity, in_use=in_use - running[-1][1], block_size=4, running=requests[:-1], growth=growth)
+        forecast.add(requests[-1], running[-1][1])
+    everyone = [*running, (to_come, needed)]
+    peak = max(
+        3 + sum(blocks + -(-time // 4) for left, blocks in everyone if left >= time)  # just before the end at `time`
+        for time, _ in everyone
+    )
+    assert forecast.fits(request(99, length=16, max_tokens=to_come), needed) == (peak <= capacity)
 
 
 def test_without_the_forecast_the_pool_is_over_committed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from tests.replica.tiny_llama import SIZES, random_tensors
 
@@ -15,6 +17,8 @@ _NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -61,6 +65,32 @@ def write_llama_gguf(path: Path, kind: gguf.GGMLQuantizationType, **changes: obj
         writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, raw_kind), raw_dtype=raw_kind)
     _write(writer)
     return meant
+
+
+def gguf_of_checkpoint(directory: Path, path: Path, kind: str) -> Path:
+    """The same model as float32 GGUF of the architecture `kind`, whose query and key rows are not permuted."""
+    config = json.loads((directory / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, kind)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_eos_token_id(2)
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        writer.add_tensor(_gguf_name(name), tensor.numpy())
+    _write(writer)
+    return path
 
 
 def _gguf_name(name: str) -> str:

@@ -8,8 +8,9 @@ import pytest
 from replica.contract.messages import FinishReason
 from router.app import build_app
 from router.config import ClassConfig, RouterConfig, TenantConfig
+from router.policy.classes import Terms
 from router.policy.prediction import Prediction
-from router.ports import Account, Delta, Failure, Total
+from router.ports import Account, Delta, Failure, Rejected, Total
 from tests.router.api.wire import CHAT, HI, post, stream
 from tests.router.fake_backend import FakeBackend, FakeSession, Script
 from tests.router.smollm2 import smollm2
@@ -145,3 +146,21 @@ async def test_lost_replicas_are_503_where_nothing_was_sent_and_an_event_where_i
 async def test_another_failure_stays_500(client: httpx.AsyncClient, backend: FakeBackend) -> None:
     backend.script = lambda request: Script(finish=FinishReason.ERROR, error="it broke", stop_id=None)
     assert (await post(client, CHAT)).status_code == 500
+
+
+async def test_a_refusal_waits_for_the_body_only_where_that_names_the_class() -> None:
+    asked: list[str] = []
+
+    class Choosy(FakeBackend):
+        def foresee(self, arrival_s: float, terms: Terms, about_tokens: int) -> Rejected | None:
+            asked.append(terms.request_class)
+            return None if terms.request_class == "batch" else Rejected(429, "queue_time", "busy", 1.0)
+
+    backend = Choosy()
+    async with caller(backend) as client:
+        assert (await client.post(CHAT, json={**BODY, "service_tier": "batch"})).status_code == 200
+        assert (await client.post(CHAT, json={**BODY, "service_tier": "interactive"})).status_code == 429
+        assert (await client.post(CHAT, content=b"{", headers={"content-type": "application/json"})).status_code == 429
+        headers = {"content-type": "application/json", "x-request-class": "interactive"}
+        assert (await client.post(CHAT, content=b'{"service_tier"', headers=headers)).status_code == 429
+    assert asked == ["batch", "interactive", "standard", "interactive"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -30,11 +31,13 @@ NAMES = {
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
+    "vllm:num_preemptions",
     "rantang:requests",
     "rantang:requests_accepted",
     "rantang:requests_in_flight",
     "rantang:requests_invalid",
     "rantang:requests_queued",
+    "rantang:stream_moves",
     "rantang:requests_shed",
     "rantang:replicas",
     "rantang:ready",
@@ -115,6 +118,12 @@ async def test_gauges_read_zero_after_everyone_left(client: httpx.AsyncClient, b
         assert values[name] == 0
     assert values["rantang:requests_total/aborted"] == 100
     check_identity(values)
+
+
+async def test_preemptions_are_those_of_the_replicas(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+    assert (await scrape(client))["vllm:num_preemptions_total"] == 0
+    backend.pool = replace(backend.pool, preemptions=3)
+    assert (await scrape(client))["vllm:num_preemptions_total"] == 3
 
 
 async def test_broken_metrics_do_not_matter(client: httpx.AsyncClient, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:

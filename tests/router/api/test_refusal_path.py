@@ -40,10 +40,15 @@ async def test_a_foreseen_refusal_reads_no_text(client: httpx.AsyncClient, backe
     assert len(read) == 1, "the control: otherwise it is read"
 
 
-async def test_a_body_that_is_wrong_is_400_even_then(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+async def test_load_is_shed_before_the_body_is_looked_at(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+    """What a refusal costs does not grow with what was asked: who sends a wrong body hears of it when there is time to read it."""
+    wrong = {**BODY, "temperature": "hot"}
     backend.foreseen = Rejected(429, "queue_time", "busy", 1.0)
-    assert (await client.post(CHAT, json={**BODY, "temperature": "hot"})).status_code == 400
-    assert (await client.post(CHAT, json={**BODY, "model": "other"})).status_code == 404
+    assert (await client.post(CHAT, json=wrong)).status_code == 429
+    assert (await client.post(CHAT, content=b"{", headers={"content-type": "application/json"})).status_code == 429
+    assert (await client.post(CHAT, json=BODY, headers={"x-queue-time-slo-ms": "soon"})).status_code == 400, "the promise itself is read"
+    backend.foreseen = None
+    assert (await client.post(CHAT, json=wrong)).status_code == 400
 
 
 async def test_short_texts_need_no_thread_and_long_ones_do(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,70 @@
+"""One offered load and the figures of its n runs: what knee, choice and curves are taken from."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.point import Point
+from bench.scorecard import figures_of
+
+BURST_RATE_PER_S = 10_000.0  # a trace offered at this rate or above is due all at once
+Figures = Mapping[str, float | None]  # of one run, by the names of the scorecard; None: the run could not tell
+
+
+@dataclass(frozen=True, slots=True)
+class AtLoad:
+    """`offered_per_s` is infinite when the whole trace was sent at once (the burst)."""
+
+    offered_per_s: float
+    runs: tuple[Figures, ...]
+
+    @property
+    def is_burst(self) -> bool:
+        return math.isinf(self.offered_per_s)
+
+    def values(self, name: str) -> tuple[float, ...]:
+        """The figure in every run that knows it."""
+        return tuple(value for run in self.runs if (value := run.get(name)) is not None)
+
+    def median(self, name: str) -> float | None:
+        values = self.values(name)
+        return statistics.median(values) if values else None
+
+    def highest(self, name: str) -> float | None:
+        return max(self.values(name), default=None)
+
+    def spread_percent(self, name: str) -> float | None:
+        """(highest − lowest) / median; None with fewer than two runs or nothing to divide by."""
+        values = self.values(name)
+        if len(values) < 2 or not (middle := statistics.median(values)):
+            return None
+        return 100 * (max(values) - min(values)) / abs(middle)
+
+
+def ascending(points: Iterable[AtLoad]) -> tuple[AtLoad, ...]:
+    """By load, without the burst."""
+    return tuple(sorted((point for point in points if not point.is_burst), key=lambda point: point.offered_per_s))
+
+
+def burst_of(points: Iterable[AtLoad]) -> AtLoad | None:
+    return next((point for point in points if point.is_burst), None)
+
+
+def at_load_of(point: Point) -> AtLoad:
+    """What a result file knows of one load."""
+    offered = point.load.rate_per_s or point.figure("offered_per_s") or 0.0
+    burst = offered >= BURST_RATE_PER_S
+    return AtLoad(math.inf if burst else offered, tuple(figures_of(repeat.scorecard) for repeat in point.repeats))
+
+
+def name_of(point: Point, points: Sequence[Point]) -> str:
+    """Of a point among others: what tells it apart, its load or its configuration."""
+    parts = ["burst" if at_load_of(point).is_burst else point.load.description]
+    if len({each.workload.name for each in points}) > 1:
+        parts.insert(0, point.workload.name)
+    if len({each.label for each in points}) == 1:
+        return ", ".join(parts)
+    return point.label if len({(each.load, each.workload.name) for each in points}) == 1 else ", ".join([point.label, *parts])

@@ -1,0 +1,162 @@
+"""The rules of `explain`: each looks at the evidence for one bound, and names it with the numbers it saw, or says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.analysis.evidence import Evidence, mean
+from bench.quantiles import quantile
+
+SAMPLES_MIN = 6  # fewer samples make no trend
+KV_FREE_PERCENT = 80.0
+KV_FULL_PERCENT = 97.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`bound`: what limits. `evidence`: the numbers that say so. `advice`: what to change, one control at a time."""
+
+    bound: str
+    evidence: str
+    advice: str
+
+
+Rule = Callable[[Evidence], Finding | None]
+
+
+def client_late(e: Evidence) -> Finding | None:
+    """The client sent late or had no core left: what it measured is partly itself."""
+    lag_ms, ttft_ms, cpu = e.figure("send_lag_p99_ms"), e.figure("ttft_p50_ms"), e.figure("client_cpu_cores")
+    late = lag_ms is not None and lag_ms > 20.0 and lag_ms > 0.1 * (ttft_ms or 0.0)
+    busy = cpu is not None and cpu > 0.85
+    if not (late or busy):
+        return None
+    seen = [f"the client sent up to {lag_ms:.0f} ms late (p99)"] if late else []
+    seen += [f"the client used {cpu:.2f} of its one core"] if busy else []
+    return Finding("client", "; ".join(seen), "give the client a machine or a core of its own, or offer less, and measure again")
+
+
+def kv_pressure(e: Evidence) -> Finding | None:
+    """Preemptions, or a full pool with requests waiting before it."""
+    preempted, kv = e.figure("preemptions") or 0.0, e.figure("kv_use_max_percent")
+    if preempted > 0.01 * max(1, e.requests):
+        full = f", KV pool up to {kv:.0f} % full" if kv is not None else ""
+        return Finding(
+            "KV memory",
+            f"{preempted:.0f} preemptions in {e.requests} requests{full}",
+            "a larger KV pool (kv_cache_memory_bytes), fewer sequences (max_num_seqs), shorter contexts, or another replica",
+        )
+    held = [moment for moment in e.arriving if moment.kv_use_percent >= KV_FULL_PERCENT and moment.waiting >= 1]
+    if len(e.arriving) >= SAMPLES_MIN and len(held) >= 0.3 * len(e.arriving):
+        return Finding(
+            "KV memory",
+            f"in {len(held)} of {len(e.arriving)} samples the KV pool was full while requests waited",
+            "a larger KV pool (kv_cache_memory_bytes), or another replica",
+        )
+    return None
+
+
+def idle_while_waiting(e: Evidence) -> Finding | None:
+    """Requests wait, memory is free, and hardly anybody runs."""
+    most = max((moment.running for moment in e.arriving), default=0.0)
+    waiting = [moment for moment in e.arriving if moment.waiting >= 1]
+    idle = [moment for moment in waiting if moment.running <= 0.25 * most and moment.kv_use_percent < KV_FREE_PERCENT]
+    if len(waiting) < SAMPLES_MIN or len(idle) < 0.3 * len(waiting):
+        return None
+    cpu = e.figure("server_cpu_cores")
+    if cpu is not None and e.cores:
+        where = "CPU" if cpu >= 0.85 * e.cores else "network or client"
+        told = f"; the server used {cpu:.2f} of {e.cores} cores"
+    else:
+        where, told = "CPU, network or client", ""
+    return Finding(
+        where,
+        f"in {len(idle)} of {len(waiting)} samples with requests waiting, at most a quarter of the {most:.0f} that ran before ran{told}",
+        "look at the router's and the client's CPU, and at the link between router and replica",
+    )
+
+
+def waiting_grows(e: Evidence) -> Finding | None:
+    """Waiting grows while memory is free: a limit of the scheduler, or what stands before it."""
+    if len(e.arriving) < SAMPLES_MIN:
+        return None
+    third = len(e.arriving) // 3
+    first = mean([moment.waiting for moment in e.arriving[:third]])
+    last = mean([moment.waiting for moment in e.arriving[-third:]])
+    kv = max(moment.kv_use_percent for moment in e.arriving)
+    if last < first + 2 or last < 2 * first or kv >= KV_FREE_PERCENT:
+        return None
+    grew = f"waiting grew from {first:.1f} to {last:.1f} while at most {kv:.0f} % of the KV pool was in use"
+    running = mean([moment.running for moment in e.arriving[-third:]])
+    if e.sequences_max is not None and running >= 0.95 * e.sequences_max:
+        return Finding(
+            "sequence limit", f"{grew}, with all {e.sequences_max} sequences running", "more sequences (max_num_seqs), or another replica"
+        )
+    limit = f" of {e.sequences_max}" if e.sequences_max is not None else ""
+    return Finding(
+        "token budget, tokenizer or client",
+        f"{grew}, with {running:.1f}{limit} sequences running",
+        "a larger step (max_num_batched_tokens, inter_token_slo_ms) if prompts wait for it; else the router's CPU",
+    )
+
+
+def chunk_budget(e: Evidence) -> Finding | None:
+    """TTFT grows on long prompts, beyond what they cost in turn, and it is not the queue."""
+    if len(e.ttft_by_prompt) < 12:
+        return None
+    ordered = sorted(e.ttft_by_prompt)
+    third = len(ordered) // 3
+    short, long = ordered[:third], ordered[-third:]
+    short_ms, long_ms = (quantile([ms for _, ms in part], 0.5) or 0.0 for part in (short, long))
+    short_tokens, long_tokens = (quantile([float(tokens) for tokens, _ in part], 0.5) or 0.0 for part in (short, long))
+    queue_ms = e.figure("queue_p50_ms") or 0.0
+    chunked = e.budget_tokens is None or long_tokens > e.budget_tokens
+    if not chunked or long_tokens < 2 * short_tokens or long_ms < 2 * short_ms or queue_ms > 0.5 * long_ms:
+        return None
+    budget = f"; a step takes at most {e.budget_tokens}" if e.budget_tokens else ""
+    return Finding(
+        "chunk budget",
+        f"TTFT p50 {long_ms:.0f} ms with some {long_tokens:.0f} new prompt tokens, {short_ms:.0f} ms with about {short_tokens:.0f}{budget}",
+        "a larger chunk (max_num_batched_tokens, long_prefill_token_threshold, inter_token_slo_ms), weighed against inter-token latency",
+    )
+
+
+def admission(e: Evidence) -> Finding | None:
+    """Against the next lower load: more is done, and the tail is much worse."""
+    done, done_before = e.figure("completed_per_s"), e.calmer.get("completed_per_s")
+    if not done or not done_before or done < 1.03 * done_before:
+        return None
+    worse = [
+        f"{name} p95 {before:.0f} → {now:.0f} ms"
+        for name, key in (("TTFT", "ttft_p95_ms"), ("inter-token", "itl_p95_ms"), ("end to end", "e2e_p95_ms"))
+        if (before := e.calmer.get(key)) and (now := e.figure(key)) and now >= 1.5 * before
+    ]
+    if not worse:
+        return None
+    return Finding(
+        "admission",
+        f"against the next lower load {done_before:.2f} → {done:.2f} responses/s, but {', '.join(worse)}",
+        "let in less: a shorter queue-time SLO, or fewer sequences",
+    )
+
+
+def compute(e: Evidence) -> Finding | None:
+    """The cores are busy: no setting gives much."""
+    cpu = e.figure("server_cpu_cores")
+    if cpu is None or not e.cores or cpu < 0.85 * e.cores:
+        return None
+    return Finding(
+        "compute",
+        f"the server used {cpu:.2f} of {e.cores} cores over the whole run",
+        "a faster model or dtype, more cores, or another replica",
+    )
+
+
+# What makes the other figures doubtful comes first, then what stops work, then what delays it.
+RULES: tuple[Rule, ...] = (client_late, kv_pressure, idle_while_waiting, waiting_grows, chunk_budget, admission, compute)
+
+
+def explain(evidence: Evidence) -> tuple[Finding, ...]:
+    """Every bound that shows, the likeliest first; none when nothing does."""
+    return tuple(finding for rule in RULES if (finding := rule(evidence)) is not None)

@@ -1,0 +1,176 @@
+"""`rantang bench run`: a workload at a load, on one configuration or on several that differ by one control each."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import result, scorecard_table
+from bench.load import Load
+from bench.measurement import Measured, Question, measure
+from bench.result import Result
+from bench.server import ServerOptions, check, open_server, setting_of
+from bench.slo import Slo
+from bench.stack import StackError
+from bench.traces import Fit
+from bench.workload import Workload
+from bench.workloads import workload
+
+BASELINE = "baseline"
+CONTROLS = ("max_num_batched_tokens=128", "max_num_seqs=8")  # a quarter and an eighth of the defaults
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """`changes`: NAME=VALUE each; every one is measured alone, beside the baseline, on a stack of its own."""
+
+    workloads: Sequence[str]  # NAME, or NAME@RATE in an open loop
+    server: ServerOptions = field(default_factory=ServerOptions)
+    load: Load | None = None  # None: the closed loop that the workload is meant for, or its own times
+    slo: Slo = field(default_factory=Slo)
+    seed: int = 0
+    requests: int | None = None
+    duration_s: float | None = None  # of arrivals at a rate, instead of a number of requests
+    fit: Fit = field(default_factory=Fit)
+    repeats: int = 1
+    price_per_hour: float | None = None
+    changes: Sequence[str] = ()
+    folder: Path = result.RESULTS
+    salt: str = ""
+    report: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One workload at one load."""
+
+    workload: Workload
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be measured, checked."""
+
+    options: RunOptions
+    asked: tuple[Asked, ...]
+    servers: tuple[tuple[str, ServerOptions], ...]
+    salt: str
+
+
+def plan(options: RunOptions) -> Plan:
+    """Raises ValueError for what cannot be measured, before anything starts."""
+    if options.repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {options.repeats}")
+    if not options.workloads:
+        raise ValueError("no workload is named")
+    if options.requests is not None and options.duration_s is not None:
+        raise ValueError("requests and duration both say how many: give one of them")
+    if options.changes and options.server.url is not None:
+        raise ValueError("a control can be changed only on a stack that is started here: leave --url out")
+    asked = tuple(asked_of(text, options) for text in options.workloads)
+    return Plan(options, asked, tuple(configurations(options.server, options.changes)), options.salt or secrets.token_hex(4))
+
+
+def asked_of(text: str, options: RunOptions) -> Asked:
+    """NAME with the given load, or the one it is meant for; NAME@RATE with that rate. Raises ValueError."""
+    name, at, tail = text.rpartition("@")
+    given = options.load or Load()
+    if at and re.fullmatch(r"[0-9.]+", tail):
+        try:
+            load = replace(given, streams=None, rate_per_s=float(tail))
+        except ValueError as error:
+            raise ValueError(f"{text!r}: {error}") from error
+    else:
+        name, load = text, given
+    requests = options.requests
+    if options.duration_s is not None and load.rate_per_s is not None:
+        if not 0 < options.duration_s < float("inf"):
+            raise ValueError(f"duration must be positive, got {options.duration_s}")
+        requests = max(1, round(load.rate_per_s * options.duration_s))
+    works = workload(name, options.seed, requests, options.fit)
+    meant = replace(load, streams=works.streams) if load.streams is None and load.rate_per_s is None else load
+    return Asked(works, meant)
+
+
+def run(planned: Plan) -> int:
+    """Measure, print, write; 1 when nothing was completed."""
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    try:
+        measured = _measure_all(planned, console)
+    except StackError as error:
+        console.print(str(error), style="red", highlight=False, markup=False)
+        return 1
+    points = [each.point for each in measured]
+    names = list(dict.fromkeys(each.workload.name for each in planned.asked))
+    for name in names:
+        console.print(scorecard_table.terminal_table([point for point in points if point.workload.name == name]))
+    for line in scorecard_table.problem_lines(points):
+        console.print(line, style="red", highlight=False, markup=False)
+    configuration = {"seed": str(planned.options.seed), "salt": planned.salt}
+    outcome = Result("run-" + "-".join(names), configuration, points=tuple(points))
+    paths = list(write(outcome, measured, planned.options.folder))
+    if planned.options.report:
+        paths += _report(paths[0], console)
+    for path in paths:
+        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}", highlight=False)
+    return 0 if all(point.figure("completed_per_s") for point in points) else 1
+
+
+def _report(source: Path, console: Console) -> list[Path]:
+    """Pictures and page, where matplotlib is there: without it the figures are still worth having."""
+    try:
+        from bench.report.document import write_report
+    except ImportError as error:
+        console.print(f"no report: {error}", style="red", markup=False)
+        return []
+    return write_report(source)
+
+
+def configurations(base: ServerOptions, changes: Sequence[str]) -> Iterator[tuple[str, ServerOptions]]:
+    """(label, options): the baseline, then each change alone. Raises ValueError for a setting that does not exist."""
+    check(base)
+    yield BASELINE, base
+    for text in changes:
+        name, value = setting_of(text)
+        changed = replace(base, settings={**base.settings, name: value})
+        check(changed)
+        yield f"{name}={value}", changed
+
+
+def write(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[Path, ...]:
+    """JSON with its requests, Markdown and CSV; their paths."""
+    path = result.write(outcome, folder, [row for each in measured for row in each.rows])
+    by_work: dict[str, list[Measured]] = {}
+    for each in measured:
+        by_work.setdefault(each.point.workload.name, []).append(each)
+    table, lines = path.with_suffix(".md"), path.with_suffix(".csv")
+    table.write_text("\n".join(scorecard_table.markdown([each.point for each in group]) for group in by_work.values()))
+    lines.write_text(scorecard_table.comma_separated([each.point for each in measured]))
+    return path, table, lines
+
+
+def _measure_all(planned: Plan, console: Console) -> list[Measured]:
+    measured: list[Measured] = []
+    options = planned.options
+    for label, each in planned.servers:
+        console.print(f"{label}: {'measuring ' + each.url if each.url else 'starting a stack'} …", highlight=False)
+        with open_server(each) as server:
+            for asked in planned.asked:
+                question = Question(
+                    asked.workload,
+                    asked.load,
+                    options.slo,
+                    repeats=options.repeats,
+                    price_per_hour=options.price_per_hour,
+                    salt=planned.salt,
+                    label=label,
+                )
+                measured.append(measure(server, question, index=len(measured), tell=console.print))
+    return measured

@@ -1,0 +1,88 @@
+"""Looks at a server while it is measured: its /metrics, and the memory of its processes where they are known.
+
+In a thread, and nothing is parsed before the run is over: the client's loop must not wait for it. A server that does not
+answer /metrics costs the thread its patience and the run nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench import processes
+from bench.processes import Process
+
+FAILURES_MAX = 3  # in a row; then it has no /metrics
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """None: not to be had."""
+
+    time_s: float  # of time.perf_counter
+    page: str | None
+    memory_bytes: int | None
+
+
+class Sampler:
+    """`start`, `stop`; in between one sample every `period_s`, and one at either end."""
+
+    def __init__(
+        self,
+        metrics_url: str,
+        family: Callable[[], Sequence[Process]] | None = None,
+        *,
+        period_s: float = 1.0,
+        memory_period_s: float = 5.0,
+        timeout_s: float = 2.0,
+    ) -> None:
+        self._url = metrics_url
+        self._family = family
+        self._period_s = period_s
+        self._memory_period_s = memory_period_s
+        self._timeout_s = timeout_s
+        self._failures = 0
+        self._memory_due_s = float("-inf")
+        self._over = threading.Event()
+        self._samples: list[Sample] = []
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self) -> None:
+        self._look(memory=True)
+        self._thread.start()
+
+    def stop(self) -> tuple[Sample, ...]:
+        self._over.set()
+        self._thread.join(2 * self._timeout_s)
+        self._look(memory=True)
+        return tuple(self._samples)
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._period_s):
+            self._look(memory=time.perf_counter() >= self._memory_due_s)
+
+    def _look(self, *, memory: bool) -> None:
+        now_s = time.perf_counter()
+        page = self._page()
+        memory_bytes = None
+        if memory and self._family is not None:
+            self._memory_due_s = now_s + self._memory_period_s
+            memory_bytes = sum(processes.proportional_memory_bytes(self._family()).values()) or None
+        self._samples.append(Sample(now_s, page, memory_bytes))
+
+    def _page(self) -> str | None:
+        if self._failures >= FAILURES_MAX:
+            return None
+        try:
+            with urllib.request.urlopen(self._url, timeout=self._timeout_s) as answer:
+                text = str(answer.read(PAGE_BYTES_MAX).decode("utf-8", "replace"))
+            self._failures = 0
+            return text
+        except (OSError, ValueError):
+            self._failures += 1
+            return None

@@ -1,0 +1,132 @@
+"""The server that is measured: one at a URL, or a stack of our own for the time of the measurement."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench import stack
+from bench.connection import Target
+from bench.point import Served
+from bench.processes import Process
+from bench.prompt_style import PromptStyle
+from bench.result import public
+from cluster import config
+from cluster.flags import field_of_flag
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that runs. `family`: its processes, where they are known."""
+
+    url: str
+    style: PromptStyle
+    served: Served = field(default_factory=Served)
+    api_key: str = ""
+    timeout_s: float = 600.0  # of one request
+    family: Callable[[], Sequence[Process]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Which server. Without `url` a stack is started with `settings` (names of `rantang serve`'s flags, with underscores)."""
+
+    url: str | None = None
+    model: str | None = None  # the server's first unless given
+    api_key: str = ""
+    replicas: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict)
+    text_prompts: bool = False
+    ask_ids: bool = True
+    chat: bool = False
+    timeout_s: float = 600.0
+
+
+def check(options: ServerOptions) -> None:
+    """Raises ValueError for options that make no server."""
+    if options.replicas < 1 or options.timeout_s <= 0:
+        raise ValueError("a server has at least one replica, and a request some time")
+    if options.url is None:
+        serve_arguments(options)
+        return
+    if options.settings:
+        raise ValueError("a server that runs already cannot be given settings; leave --url out to have one started")
+    Target.parse(options.url)
+
+
+@contextlib.contextmanager
+def open_server(options: ServerOptions) -> Iterator[Server]:
+    """Of options that pass `check`. Raises StackError when the stack does not start."""
+    if options.url is not None:
+        yield _describe(options, options.url.rstrip("/").removesuffix("/v1"))
+        return
+    arguments = serve_arguments(options)
+    running = stack.start(arguments)
+    try:
+        server = _describe(options, running.url)
+        command = shlex.join(["rantang", "serve", *(public(argument) for argument in arguments)])
+        settings = {name: public(value) for name, value in options.settings.items()}
+        served = Served("rantang", _own_version(), command, settings, options.replicas)
+        yield Server(server.url, server.style, served, "", options.timeout_s, running.processes)
+    finally:
+        running.stop()
+
+
+def serve_arguments(options: ServerOptions) -> list[str]:
+    """Flags of `rantang serve`. Raises ValueError for a setting that does not exist, or a value that it cannot have."""
+    given: dict[str, dict[str, Any]] = {section: {} for section in config.SECTIONS}
+    arguments: list[str] = []
+    flags = field_of_flag()
+    for name, value in {"replicas": str(options.replicas), **options.settings}.items():
+        if name not in flags:
+            raise ValueError(f"unknown setting {name!r}; there are {', '.join(flags)}")
+        section, key = flags[name]
+        given[section][key] = value
+        flag = name.replace("_", "-")
+        if config.SECTIONS[section].model_fields[key].annotation is bool:
+            arguments.append(f"--{flag}" if value.lower() in ("true", "1", "yes", "on") else f"--no-{flag}")
+        else:
+            arguments += [f"--{flag}", value]
+    try:
+        config.load(None, given)
+    except config.ConfigError as error:
+        raise ValueError("; ".join(error.lines)) from error
+    return arguments
+
+
+def setting_of(text: str) -> tuple[str, str]:
+    """`name=value`. Raises ValueError for anything else."""
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise ValueError(f"{text!r} is no NAME=VALUE")
+    return name.strip().lstrip("-").replace("-", "_"), value.strip()
+
+
+def _describe(options: ServerOptions, url: str) -> Server:
+    models = _json(f"{url}/v1/models", options.api_key).get("data")
+    first = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+    style = PromptStyle(options.model or str(first.get("id", "default")), options.text_prompts, options.ask_ids, options.chat)
+    version = _json(f"{url}/version", options.api_key).get("version")
+    served = Served(str(first.get("owned_by", "unknown")), str(version or ""), "a running server", {}, options.replicas)
+    return Server(url, style, served, options.api_key, options.timeout_s)
+
+
+def _json(url: str, api_key: str) -> dict[str, Any]:
+    """Empty when the server has no such page."""
+    try:
+        found = json.loads(stack.get_text(url, api_key=api_key))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("rantang")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,70 @@
+"""Sweeps one configuration against its server, keeping what is finished on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+
+from bench.analysis.knee import Knee
+from bench.load import Load
+from bench.measurement import Question, measure
+from bench.point import Point
+from bench.request_log import RequestRow
+from bench.server import Server, open_server
+from bench.sweep.plan import SweepPlan
+from bench.sweep.runner import Sweep
+from bench.sweep.state import SweepState, resume
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A finished sweep. Its state still lies on disk, until its result is written."""
+
+    plan: SweepPlan
+    state: SweepState
+    knee: Knee
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """By load, the burst last."""
+        return tuple(self.state.points[i] for i in self._order())
+
+    @property
+    def rows(self) -> list[RequestRow]:
+        place = {index: place for place, index in enumerate(self._order())}
+        rows = [msgspec.structs.replace(row, point=place[row.point]) for row in self.state.rows()]
+        return sorted(rows, key=lambda row: (row.point, row.repeat, row.due_ms))
+
+    def _order(self) -> list[int]:
+        points = self.state.points
+        return sorted(range(len(points)), key=lambda i: points[i].load.rate_per_s or 0.0)
+
+
+def begin(plan: SweepPlan, *, restart: bool) -> SweepState:
+    """What is already finished. Raises ResumeError when another sweep's state lies in the way, unless it is to be thrown away."""
+    if restart:
+        SweepState(plan.state_folder, plan.identity, "").discard()
+    return resume(plan.state_folder, plan.identity)
+
+
+def carry_out(plan: SweepPlan, state: SweepState, say: Callable[[str], None]) -> Swept:
+    """Raises StackError, and ValueError when nothing was answered at all."""
+
+    def ask(server: Server, load: Load) -> tuple[Point, list[RequestRow]]:
+        options = plan.options
+        load = replace(plan.base, rate_per_s=load.rate_per_s)
+        question = Question(plan.workload, load, options.slo, options.repeats, options.price_per_hour, state.salt, options.label)
+        measured = measure(server, question, tell=say)
+        return measured.point, list(measured.rows)
+
+    say(f"{plan.options.label}: {'measuring ' + plan.options.server.url if plan.options.server.url else 'starting a stack'} …")
+    with open_server(plan.options.server) as server:
+        try:
+            knee = Sweep(state, plan.extent, partial(ask, server), say).run()
+        except KeyboardInterrupt:
+            say(f"interrupted; the same command goes on after the {len(state.points)} loads that are finished")
+            raise
+    return Swept(plan, state, knee)

@@ -1,0 +1,72 @@
+"""`rantang bench sweep`: one configuration from below the expected load to saturation, the knee marked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import result, run_command, scorecard_table
+from bench.measurement import Measured
+from bench.report_command import report
+from bench.result import Metric, Result
+from bench.stack import StackError
+from bench.sweep.carry_out import Swept, carry_out
+from bench.sweep.plan import SweepPlan
+from bench.sweep.state import SweepState
+
+
+def new_console() -> Console:
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
+
+
+def sweep(plan: SweepPlan, state: SweepState) -> int:
+    """Measure what is left, print, write; 1 when the server did not start or nothing was answered."""
+    console = new_console()
+    if state.points:
+        console.print(f"going on with {len(state.points)} finished loads of {state.folder.name}")
+    try:
+        done = carry_out(plan, state, lambda line: console.print(line, markup=False))
+    except (StackError, ValueError) as error:
+        console.print(str(error), style="red", markup=False)
+        return 1
+    points = done.points
+    console.print(scorecard_table.terminal_table(points))
+    for line in scorecard_table.problem_lines(points):
+        console.print(line, style="red", markup=False)
+    console.print(str(done.knee), style="bold", markup=False)
+    configuration = {"seed": str(plan.options.seed), "salt": state.salt, "label": plan.options.label}
+    outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points, details=texts(done))
+    paths = write(outcome, done, plan.options.folder)
+    state.discard()
+    tell_paths(console, [*paths, *report(paths[0], console)])
+    return 0
+
+
+def metrics_of(done: Swept) -> tuple[Metric, ...]:
+    knee, label = done.knee, done.plan.options.label
+    return (
+        result.plain(f"{label}.knee", knee.load_per_s, "req/s"),
+        result.plain(f"{label}.knee_goodput", knee.goodput_per_s, "req/s"),
+        result.plain(f"{label}.first_load_not_kept", knee.broken_per_s, "req/s"),
+        result.plain(f"{label}.peak_goodput", knee.peak_goodput_per_s, "req/s"),
+    )
+
+
+def texts(done: Swept) -> dict[str, object]:
+    means = f"The highest load at which, as at every lower one, {done.knee.kept_percent:g} % of the requests kept the SLO."
+    return {"texts": {"The knee": f"{done.knee}.\n{means}\n"}}
+
+
+def write(outcome: Result, done: Swept, folder: Path) -> Sequence[Path]:
+    """JSON, Markdown, CSV and the requests."""
+    rows = done.rows
+    measured = [Measured(point, tuple(row for row in rows if row.point == i)) for i, point in enumerate(done.points)]
+    return run_command.write(outcome, measured, folder)
+
+
+def tell_paths(console: Console, paths: Sequence[Path]) -> None:
+    for path in paths:
+        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}", markup=False)

@@ -1,0 +1,135 @@
+"""Workloads from files: Mooncake's jsonl (times, lengths, ids of chained blocks), Azure's csv (times, lengths), and our own jsonl.
+
+Our own is Mooncake's with optional fields: `block_tokens` (512 unless given), `cancel_after_ms`, `group`; `rantang bench convert`
+writes it. A line that cannot be used is named by its number.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from bench.workload import Segment, TimedCall, Workload
+
+BLOCK_TOKENS = 512
+LINE_BYTES_MAX = 4 * 1024 * 1024
+AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a trace of large models is made to fit a small one: lengths times `length_scale`, prompt and output within `context_tokens`."""
+
+    length_scale: float = 1.0
+    context_tokens: int = 8_192
+
+    def __post_init__(self) -> None:
+        if not 0 < self.length_scale < float("inf"):
+            raise ValueError(f"the scale of lengths must be positive, got {self.length_scale}")
+        if self.context_tokens < 2:
+            raise ValueError(f"a context has at least 2 tokens, got {self.context_tokens}")
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request of a jsonl trace. Tokens beyond the blocks are its own; blocks beyond its length do not count."""
+
+    timestamp: Annotated[float, msgspec.Meta(ge=0)]  # ms
+    input_length: _Positive
+    output_length: _Count
+    hash_ids: list[_Count] = []  # equal ids: equal text, up to and with this block
+    block_tokens: _Positive = BLOCK_TOKENS
+    cancel_after_ms: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    group: str = ""
+
+
+def read(path: Path, requests: int | None, fit: Fit, seed: int) -> Workload:
+    """The first `requests` of the file (all: None). Raises ValueError naming file and line."""
+    rows = _azure(path) if path.suffix == ".csv" else _jsonl(path)
+    lines = list(islice(rows, requests))
+    if not lines:
+        raise ValueError(f"{path.name} holds no request")
+    lines.sort(key=lambda line: line.timestamp)
+    first_ms = lines[0].timestamp
+    cut = 0
+    calls = []
+    for i, line in enumerate(lines):
+        call, was_cut = _call(line, i, first_ms, fit, f"{path.stem}/{seed}")
+        calls.append(call)
+        cut += was_cut
+    description = f"trace {path.name}, lengths × {fit.length_scale:g}, {cut} of {len(calls)} cut to {fit.context_tokens} tokens"
+    return Workload(path.stem, seed, description, tuple(calls))
+
+
+def _call(line: Line, index: int, first_ms: float, fit: Fit, key: str) -> tuple[TimedCall, bool]:
+    """The call, and whether it had to be cut to the context."""
+    output_tokens = max(1, round(line.output_length * fit.length_scale))
+    wanted = max(1, round(line.input_length * fit.length_scale))
+    output_tokens = min(output_tokens, fit.context_tokens - 1)
+    prompt_tokens = min(wanted, fit.context_tokens - output_tokens)
+    block_tokens = max(1, round(line.block_tokens * fit.length_scale))
+    segments: list[Segment] = []
+    left = prompt_tokens
+    for block in line.hash_ids:
+        if left <= 0:
+            break
+        segments.append(Segment(f"{key}/{block}", min(block_tokens, left)))
+        left -= block_tokens
+    if left > 0:
+        segments.append(Segment(f"{key}/own/{index}", left))
+    cancel_after_s = None if line.cancel_after_ms is None else line.cancel_after_ms / 1e3
+    due_s = (line.timestamp - first_ms) / 1e3
+    return TimedCall(due_s, tuple(segments), output_tokens, cancel_after_s, line.group), prompt_tokens < wanted
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that hold something, with their numbers. Raises ValueError for a line without end."""
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(LINE_BYTES_MAX + 1):
+                number += 1
+                if len(line) > LINE_BYTES_MAX:
+                    raise ValueError(f"{path.name}, line {number}: longer than {LINE_BYTES_MAX} bytes")
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise ValueError(f"{path.name}: {error.strerror}") from error
+
+
+def _jsonl(path: Path) -> Iterable[Line]:
+    decoder = msgspec.json.Decoder(Line)
+    for number, line in numbered_lines(path):
+        try:
+            yield decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path.name}, line {number}: {error}") from error
+
+
+def _azure(path: Path) -> Iterable[Line]:
+    first: datetime.datetime | None = None
+    columns: list[int] = []
+    for number, raw in numbered_lines(path):
+        cells = next(csv.reader([raw.decode("utf-8", "replace").lstrip("\ufeff").strip()]))
+        if not columns:
+            missing = [name for name in AZURE_FIELDS if name not in cells]
+            if missing:
+                raise ValueError(f"{path.name}, line {number}: no column {', '.join(missing)}")
+            columns = [cells.index(name) for name in AZURE_FIELDS]
+            continue
+        try:
+            time, prompt, output = (cells[column] for column in columns)
+            at = datetime.datetime.fromisoformat(time[:26])
+            first = first or at
+            line = {"timestamp": (at - first).total_seconds() * 1e3, "input_length": int(prompt), "output_length": int(output)}
+            yield msgspec.convert(line, Line)
+        except (ValueError, IndexError, msgspec.MsgspecError) as error:
+            raise ValueError(f"{path.name}, line {number}: {error}") from error

@@ -1,0 +1,164 @@
+"""The commands of the analysis from their command line on: against a mock server, and on results made up."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench import choose_command, ladder_command
+from bench.analysis.choice import Demand
+from bench.cli import app
+from bench.ladder_command import LADDER, LadderOptions, gains, plan_ladder
+from bench.load import Load
+from bench.mock_openai import Fault, Pace
+from bench.point import Served
+from bench.result import Result, load_result, write
+from bench.server import ServerOptions
+from bench.slo import Slo
+from bench.sweep.plan import SweepOptions
+from tests.bench.made_up_results import FACTS, card, point, rows_for
+from tests.bench.served_mock import served_mock
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.report_command.can_draw", lambda: False)  # the plots have tests of their own
+
+
+def call(*arguments: str) -> tuple[int, str]:
+    outcome = CliRunner().invoke(app, list(arguments))
+    return outcome.exit_code, " ".join(outcome.output.split())
+
+
+def a_result(folder: Path, name: str, *cards: float, **extra: str) -> Path:
+    """A result of runs with these TTFTs."""
+    facts = replace(FACTS, **extra)  # type: ignore[arg-type]
+    return write(Result(name, {}, points=(point([card(ttft_ms=ttft) for ttft in cards], facts=facts),)), folder, rows_for(0))
+
+
+def test_sweep_then_explain_and_choose_from_it(tmp_path: Path) -> None:
+    with served_mock(Pace(5.0, 1.0)) as url:
+        status, said = call("sweep", "--url", url, "-w", "chat", "--requests", "15", "--rates", "200,300", "--out", str(tmp_path))
+    assert status == 0, said
+    assert "no knee up to 300 req/s" in said and "left for 3 loads" in said
+    (source,) = tmp_path.glob("sweep-chat-*.json")
+    found = load_result(source)
+    assert [each.load.rate_per_s for each in found.points] == [200.0, 300.0, 10_000.0]
+    assert {metric.name: metric.value for metric in found.metrics}["baseline.knee"] == 300.0
+    assert not list(tmp_path.glob("*.partial"))
+    assert source.with_suffix(".md").exists() and source.with_suffix(".csv").exists()
+    status, said = call("explain", str(source))
+    assert status == 0 and said.count("chat: ") == 3 and "chat: burst" in said
+    status, said = call("choose", "--read", str(source), "--load", "100", "--price-per-hour", "3.6")
+    assert status == 0
+    assert "choose baseline" in said and "bounded queue" in said and "cannot tell from 1 run" in said and "0.01" in said
+
+
+def test_a_state_in_the_way_is_refused_and_can_be_thrown_away(tmp_path: Path) -> None:
+    state = tmp_path / "sweep-chat-baseline.partial" / "state.json"
+    state.parent.mkdir()
+    state.write_text(json.dumps({"schema": 1, "identity": {"workload": "other"}, "salt": "x", "points": []}))
+    with served_mock() as url:
+        arguments = ("sweep", "--url", url, "--requests", "5", "--rates", "500", "--no-burst", "--out", str(tmp_path))
+        status, said = call(*arguments)
+        assert status == 2 and "holds another sweep" in said and "--restart" in said
+        status, said = call(*arguments, "--restart")
+        assert status == 0, said
+
+
+def test_sweep_of_a_server_that_refuses_all(tmp_path: Path) -> None:
+    with served_mock(fault=Fault.SHED) as url:
+        status, said = call("sweep", "--url", url, "--requests", "5", "--out", str(tmp_path))
+    assert status == 1 and "nothing was answered" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("sweep", "--slo", "tfft=1"), "there are ttft_ms"),
+        (("sweep", "-w", "chess"), "unknown workload"),
+        (("sweep", "--rates", "1,x"), "is no rate"),
+        (("sweep", "--set", "max_num_sequences=1"), "unknown setting"),
+        (("choose", "--change", "max_num_seqs=8", "--url", "http://127.0.0.1:9"), "leave --url out"),
+        (("choose", "--change", "replicas=two"), "must be a number"),
+        (("choose", "--change", "max_num_seqs=8", "--change", "max_num_seqs=8"), "given twice"),
+        (("ladder", "--streams", "2", "--rate", "1"), "give one of them"),
+        (("explain", "nowhere.json"), "No such file"),
+        (("report", "nowhere.json"), "No such file"),
+        (("compare", "nowhere.json", "nowhere.json"), "No such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments: tuple[str, ...], word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    status, said = call(*arguments)
+    assert status == 2 and word in said
+
+
+def test_compare_says_what_is_real(tmp_path: Path) -> None:
+    a, b = a_result(tmp_path, "a", 100, 101, 99), a_result(tmp_path, "b", 200, 201, 199)
+    status, said = call("compare", str(a), str(b), "--metrics", "ttft_p95_ms,goodput_per_s")
+    assert status == 0 and "worse" in said and "+100.0 %" in said and "no difference beyond the spread" in said
+    status, said = call("compare", str(a), str(a_result(tmp_path, "c", 200)))
+    assert status == 0 and "cannot tell" in said and "--repeats" in said
+    other = a_result(tmp_path, "d", 100, 101, hash="ffff")
+    assert call("compare", str(a), str(other))[0] == 2
+    assert call("compare", str(a), str(other), "--force")[0] == 0
+    status, said = call("compare", str(a), str(b), "--metrics", "speed")
+    assert status == 2 and "there are offered_per_s" in said
+
+
+def test_configurations_are_the_baseline_and_each_change(tmp_path: Path) -> None:
+    base = SweepOptions("chat", Slo(ttft_ms=1.0), ServerOptions(settings={"dtype": "float32"}), folder=tmp_path)
+    plans = choose_command.plans_of(base, ["max_num_seqs=8", "replicas=2,max_num_seqs=4"])
+    assert [plan.options.label for plan in plans] == ["baseline", "max_num_seqs=8", "replicas=2,max_num_seqs=4"]
+    assert [plan.options.server.replicas for plan in plans] == [1, 1, 2]
+    assert plans[2].options.server.settings == {"dtype": "float32", "max_num_seqs": "4"}
+    assert len({plan.state_folder for plan in plans}) == 3
+
+
+def test_choose_runs_sweeps_and_writes_one_result(tmp_path: Path) -> None:
+    with served_mock(Pace(5.0, 1.0)) as url:
+        options = ("--requests", "10", "--rates", "200", "--load", "100", "--out", str(tmp_path))
+        status, said = call("choose", "--url", url, *options)
+    assert status == 0 and "choose baseline; nothing else was tried" in said
+    (source,) = tmp_path.glob("choose-chat-*.json")
+    assert "What happens in a burst?" in load_result(source).details["texts"]["The choice"]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_nobody_chosen_is_status_1(tmp_path: Path) -> None:
+    points = (point([card(1.0, 10.0, 9_000.0)], served=Served("rantang", "", "rantang serve")),)
+    source = write(Result("sweep-chat", {}, points=points), tmp_path, rows_for(0))
+    status, said = call("choose", "--read", str(source))
+    assert status == 1 and "no configuration keeps the SLO" in said and "TTFT p95 9000 ms > 2000 ms" in said
+    assert Demand(Slo()).price_per_replica_hour == 1.0
+
+
+def test_the_ladder_adds_one_thing_at_a_time() -> None:
+    plan = plan_ladder(LadderOptions("chat", Slo(ttft_ms=1.0), Load(streams=4), requests=8))
+    assert [name for name, _ in plan.steps] == [name for name, _ in LADDER]
+    settings = [{"batching": "adaptive", "enable_chunked_prefill": "true", "enable_prefix_caching": "true", **step} for _, step in LADDER]
+    changed = [sum(before[key] != after[key] for key in before) for before, after in itertools.pairwise(settings)]
+    assert changed == [1, 1, 1, 1]
+    assert all(server.settings["queue_time_slo_s"] == "3600" for _, server in plan.steps)
+    with pytest.raises(ValueError, match="leave --url out"):
+        plan_ladder(LadderOptions("chat", Slo(ttft_ms=1.0), Load(), ServerOptions("http://127.0.0.1:9")))
+
+
+def test_gains_are_over_the_step_before_and_doubt_is_marked() -> None:
+    steps = [
+        point([card(1.0, ttft_ms=1_000.0), card(1.0, ttft_ms=1_010.0)], label="static"),
+        point([card(2.0, ttft_ms=500.0), card(2.0, ttft_ms=505.0)], label="iteration"),
+        point([card(2.0, ttft_ms=400.0), card(2.0, ttft_ms=600.0)], label="chunked"),
+    ]
+    grid = gains(steps)
+    column = grid.headings.index("TTFT p95, ms")
+    assert [row[column] for row in grid.rows] == ["1,005", "502 (-50 %)", "500 (-0 %?)"]
+    assert [row[0] for row in grid.rows] == ["static", "iteration", "chunked"]
+    assert "+100 %" in grid.rows[1][grid.headings.index("completed, req/s")]
+    assert ladder_command.METRICS[0] == "output_tokens_per_s"

@@ -1,0 +1,160 @@
+"""The command: what it refuses before anything starts, what it writes, and that it costs `rantang serve` nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.load import Load
+from bench.mock_openai import Pace
+from bench.result import load_requests, load_result
+from bench.run_command import CONTROLS, RunOptions, configurations, plan
+from bench.server import ServerOptions, serve_arguments
+from cluster.commands import GROUP
+from tests.bench.mock_pair import StartMock
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def said(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "300"})
+    return done.exit_code, done.output
+
+
+def test_run_writes_all_four_files(mock_url: StartMock, tmp_path: Path) -> None:
+    url = mock_url(Pace(token_ms=1))
+    options = (
+        "--rate",
+        "80",
+        "--requests",
+        "10",
+        "--repeats",
+        "2",
+        "--slo-ttft-ms",
+        "2000",
+        "--price-per-hour",
+        "1",
+        "--out",
+        str(tmp_path),
+    )
+    status, text = said("run", "-w", "chat,a", "--url", url, *options)
+    assert status == 0, text
+    assert "goodput, req/s" in text and "run 2 of 2" in text
+    path = next(tmp_path.glob("run-chat-a-*.json"))
+    found = load_result(path)
+    assert [(point.workload.name, len(point.repeats)) for point in found.points] == [("chat", 2), ("a", 2)]
+    assert len(load_requests(path)) == 40
+    assert path.with_suffix(".md").exists() and len(path.with_suffix(".csv").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("-w", "chta"), "unknown workload 'chta'; there are chat"),
+        (("-w", ""), "no workload"),
+        (("--rate", "1", "--streams", "2"), "give one of them"),
+        (("--rate", "-1"), "rate_per_s must be positive"),
+        (("--repeats", "0"), "repeats must be at least 1"),
+        (("--arrivals", "often", "--rate", "1"), "'often' is not a valid Arrivals"),
+        (("--set", "max_seqs=3"), "unknown setting 'max_seqs'; there are model"),
+        (("--set", "max_num_seqs"), "no NAME=VALUE"),
+        (("--set", "max_num_seqs=0"), "max_num_seqs"),
+        (("--change", "max_num_seqs=none"), "max_num_seqs"),
+        (("--url", "http://127.0.0.1:1", "--change", "max_num_seqs=3"), "leave --url out"),
+        (("--url", "http://127.0.0.1:1", "--set", "max_num_seqs=3"), "leave --url out"),
+        (("--url", "ftp://x"), "not an http"),
+        (("-w", "chat@0"), "'chat@0': rate_per_s must be positive"),
+        (("-w", "chat@1.2.3"), "'chat@1.2.3': could not convert"),
+        (("-w", "chat@fast"), "unknown workload 'chat@fast'"),
+        (("-w", "chat@1", "--duration-s", "5", "--requests", "3"), "give one of them"),
+        (("-w", "chat@1", "--duration-s", "-5"), "duration must be positive"),
+    ],
+)
+def test_run_refuses_before_anything_starts(arguments: tuple[str, ...], why: str) -> None:
+    status, text = said("run", *arguments)
+    assert status == 2
+    assert why in " ".join(text.replace("│", " ").split()), text
+
+
+def test_a_workload_with_a_rate_of_its_own() -> None:
+    options = RunOptions(["a", "chat@2.5", "mix"], load=Load(new_connections=True), duration_s=8)
+    loads = [(each.workload.name, each.load.streams, each.load.rate_per_s, len(each.workload)) for each in plan(options).asked]
+    assert loads == [("a", 1, None, 4), ("chat", None, 2.5, 20), ("mix", None, None, 120)]
+    assert all(each.load.new_connections for each in plan(options).asked)
+    given = RunOptions(["a", "chat"], load=Load(streams=3), requests=5)
+    assert [(each.load.streams, len(each.workload)) for each in plan(given).asked] == [(3, 5), (3, 5)]
+
+
+def test_controls_change_one_thing_at_a_time() -> None:
+    base = ServerOptions(settings={"dtype": "float32"})
+    made = list(configurations(base, CONTROLS))
+    assert [label for label, _ in made] == ["baseline", *CONTROLS]
+    for label, options in made[1:]:
+        name, value = label.split("=")
+        assert dict(options.settings) == {"dtype": "float32", name: value}
+
+
+def test_nothing_completed_is_status_1(mock_url: StartMock, tmp_path: Path) -> None:
+    options = ("--requests", "2", "--timeout-s", "5", "--out", str(tmp_path))
+    assert said("run", "-w", "a", "--url", "http://127.0.0.1:9", *options)[0] == 1
+    assert said("run", "-w", "a", "--url", mock_url(), *options)[0] == 0
+
+
+def test_settings_become_flags_of_serve() -> None:
+    options = ServerOptions(settings={"max_num_seqs": "8", "enable_prefix_caching": "false", "haproxy": "true"})
+    assert serve_arguments(options) == ["--replicas", "1", "--max-num-seqs", "8", "--no-enable-prefix-caching", "--haproxy"]
+
+
+def test_lists() -> None:
+    assert "mix" in said("workloads")[1]
+    assert "goodput_per_s" in said("metrics")[1]
+
+
+def test_convert_names_the_line(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"timestamp": 1, "prompt": "hello", "output_tokens": 3}) + "\n")
+    assert said("convert", str(log), str(tmp_path / "out.jsonl")) == (0, "1 requests; the lengths of 1 prompts are estimates\n")
+    log.write_text("{}\n")
+    status, text = said("convert", str(log), str(tmp_path / "out.jsonl"))
+    assert status == 2 and "line 1: no" in text
+
+
+def test_the_command_line_finds_commands_of_others_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cluster.cli import cli
+
+    looked: list[dict[str, str]] = []
+
+    def entry_points(**wanted: str) -> EntryPoints:
+        looked.append(wanted)
+        return EntryPoints([EntryPoint("bench", "bench.cli:app", GROUP)]).select(**wanted)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    assert isinstance(cli, typer.Typer)
+    done = CliRunner().invoke(cli, ["bench", "metrics"])
+    assert done.exit_code == 0 and "goodput_per_s" in done.output
+    assert "bench" in CliRunner().invoke(cli, ["--help"]).output
+    assert CliRunner().invoke(cli, ["nothing"]).exit_code == 2
+    looked.clear()
+    assert CliRunner().invoke(cli, ["version"]).exit_code == 0
+    assert looked == [], "a command of our own looks for no others"
+
+
+def test_serve_pays_nothing_for_the_benchmark() -> None:
+    code = "import sys, cluster.cli; print([name for name in sys.modules if name.split('.')[0] == 'bench'])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_of_bench_imports_nothing_heavy() -> None:
+    code = "import sys, bench.cli; print([name for name in ('numpy', 'uvloop', 'pydantic', 'matplotlib') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
