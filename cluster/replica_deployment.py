@@ -38,8 +38,8 @@ class Replica:
             self._ranks, group = await RankActors.start(engine, self._replica_id, host)
         self._server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage, group=group)
         await self._server.start()
-        self._dtype = str(getattr(self._server, "dtype", engine.dtype))
-        self._log.info("replica ready", threads=threads)
+        self._dtype, self._kernels = self._server.dtype, self._server.kernels
+        self._log.info("replica ready", threads=threads, kernels=self._kernels)
 
     def record_replica_metadata(self) -> dict[str, Any]:
         host, port = self._server.address
@@ -56,7 +56,7 @@ class Replica:
 
     async def stats(self) -> dict[str, Any]:
         """For people and tests; load for routing travels on the link."""
-        return {"replica_id": self._replica_id, "pid": os.getpid(), "dtype": self._dtype, **self._server.stats()}
+        return {"replica_id": self._replica_id, "pid": os.getpid(), "dtype": self._dtype, "kernels": self._kernels, **self._server.stats()}
 
     async def __del__(self) -> None:
         server = getattr(self, "_server", None)

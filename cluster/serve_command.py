@@ -162,6 +162,7 @@ def _start_application(config: Config, show: stages.Stages, haproxy: bool, *, lo
             url=url,
             model=config.model_name,
             dtype=str(replica.get("dtype", config.engine.dtype)),
+            kernels=str(replica.get("kernels", "")),
             replicas=config.serve.replicas,
             kv_tokens=kv_tokens * config.serve.replicas or None,
             dashboard=_dashboard_url() if config.serve.dashboard else None,

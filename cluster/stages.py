@@ -22,6 +22,7 @@ class Summary:
     url: str
     model: str
     dtype: str
+    kernels: str  # what computes, and why it; '' for a mock
     replicas: int
     kv_tokens: int | None  # of all replicas; None if they did not say
     dashboard: str | None
@@ -78,6 +79,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         ("URL", f"{summary.url}/v1"),
         ("model", summary.model),
         ("dtype", summary.dtype),
+        *([("computes", summary.kernels)] if summary.kernels else []),
         ("replicas", str(summary.replicas)),
     ]
     if summary.kv_tokens is not None:

@@ -18,6 +18,7 @@ from kernels.reference.rope_kv_write import HeadNorms, rope_kv_write
 from kernels.reference.silu_mul import silu_mul
 
 KERNELS_VARIABLE = "RANTANG_KERNELS"
+CPU_STEP = "cpu"  # not operators: a whole step in C++ (kernels/cpu)
 
 
 class KernelError(Exception):
@@ -44,12 +45,17 @@ _BY_DEVICE = {"cpu": REFERENCE, "cuda": REFERENCE}
 
 def choose_operators(device: torch.device, wanted: str | None = None) -> Operators:
     """Operators for `device`; `wanted` (else the environment's RANTANG_KERNELS) names an implementation instead."""
-    name = os.environ.get(KERNELS_VARIABLE, "") if wanted is None else wanted
-    if not name:
+    name = wanted_kernels() if wanted is None else wanted
+    if name in ("", CPU_STEP):
         return _BY_DEVICE[device.type]
     if name not in _BY_NAME:
-        raise KernelError(f"{KERNELS_VARIABLE}={name}: unknown kernels (known: {', '.join(sorted(_BY_NAME))})")
+        raise KernelError(f"{KERNELS_VARIABLE}={name}: unknown kernels (known: {', '.join(sorted([*_BY_NAME, CPU_STEP]))})")
     return _BY_NAME[name]
+
+
+def wanted_kernels() -> str:
+    """What the environment's RANTANG_KERNELS names; '' where it leaves the choice to us."""
+    return os.environ.get(KERNELS_VARIABLE, "")
 
 
 def choose_device(local_rank: int = 0) -> torch.device:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Batching = Literal["adaptive", "iteration", "static"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["w8a8", "w4a8"]
 
 
 class EngineConfig(BaseModel):
@@ -19,6 +20,10 @@ class EngineConfig(BaseModel):
     revision: str | None = Field(None, description="Branch, tag or commit of a Hugging Face id; resolved once to one commit for all files.")
     served_model_name: str | None = Field(None, description="Name in the API; the last part of `model` unless given.")
     dtype: Dtype = Field("auto", description="Of weights and KV. auto: bfloat16 where the CPU or GPU computes it natively, else float32.")
+    quantization: Quantization | None = Field(
+        None,
+        description="Weights in 8 or 4 bits, activations in 8, on a CPU with the C++ step; a GGUF's own blocks stay. Unset: dtype.",
+    )
     max_model_len: int | None = Field(
         None, ge=2, description="Context in tokens. Unset: the model's, lowered to what the KV pool holds; set: refused if it does not fit."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +17,15 @@ from kernels.ops import Operators, choose_device, choose_operators, computes_bfl
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
+from replica.forward import CpuForward, Forward, TorchForward
 from replica.kv_pool import PoolSize, size_pool
 from replica.models.config import read_model_config
-from replica.models.llama import Llama
-from replica.models.loader import Placement, load_model, open_source
+from replica.models.loader import Placement, load_model, open_source, rotary_table
+from replica.models.loader_cpu import CpuPlacement, load_decoder
 from replica.models.model_config import ModelConfig, shard_problem
 from replica.models.tensors import check_tensors
 from replica.parallel.group import TensorParallel
+from replica.step_choice import choose_step
 
 OnStage = Callable[[str, float], None]  # (what has ended, seconds it took)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,11 +35,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class HeldModel:
     files: ModelFiles
     config: ModelConfig
-    model: Llama
+    forward: Forward
+    kernels: str  # what computes, and why it: for people
     dtype: torch.dtype  # of weights and KV
-    device: torch.device
     operators: Operators
-    layout: CacheLayout  # of this rank's part of one layer
     pool: Tensor  # [layers, pages, 2, kv_heads, block, D], this rank's part
     size: PoolSize
 
@@ -67,18 +69,27 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     operators = choose_operators(device)
     dtype = _dtype(config, device)
     size = size_pool(config, model_config, dtype.itemsize)
-    stages.ended("model files")
-    source = open_source(files, model_config)
-    try:
-        model = load_model(model_config, source, Placement(dtype, device, tp, operators, size.max_model_len))
-    finally:
-        source.close()
-    stages.ended("weights")
     layout = CacheLayout(model_config.num_kv_heads // tp.size, config.block_size, model_config.head_dim)
+    choice = choose_step(config, model_config, dtype, device, tp.size)
+    stages.ended("model files")
     shape = (model_config.num_layers, size.num_blocks, 2, layout.kv_heads, layout.block_size, layout.head_dim)
     pool = _empty_pool(shape, dtype, device)
     stages.ended("KV pool")
-    return HeldModel(files, model_config, model, dtype, device, operators, layout, pool, size)
+    source = open_source(files, model_config)
+    forward: Forward
+    try:
+        if choice.library is not None:
+            rope = rotary_table(model_config, source, size.max_model_len, device)
+            threads = config.num_threads or len(os.sched_getaffinity(0))
+            placement = CpuPlacement(choice.library, layout, pool, rope, threads, config.quantization)
+            forward = CpuForward(load_decoder(model_config, source, placement))
+        else:
+            model = load_model(model_config, source, Placement(dtype, device, tp, operators, size.max_model_len))
+            forward = TorchForward(model, operators, layout, dtype, device, pool)
+    finally:
+        source.close()
+    stages.ended("weights")
+    return HeldModel(files, model_config, forward, choice.reason, dtype, operators, pool, size)
 
 
 def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

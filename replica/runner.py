@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from kernels.ops import use_threads
 from replica.config import EngineConfig
 from replica.contract.messages import EngineLimits
+from replica.forward import Computed, last_tokens
 from replica.held_model import OnStage, Stages, hold_model
 from replica.parallel.group import SingleRank, TensorParallel
 from replica.prompt_scores import score_prompt
@@ -62,6 +62,11 @@ class ModelRunner:
         return self._held.size.block_bytes
 
     @property
+    def kernels(self) -> str:
+        """What computes, and why it: for people."""
+        return self._held.kernels
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of weights and KV."""
         return self._held.dtype
@@ -74,8 +79,10 @@ class ModelRunner:
             self._copy_blocks(step)
             return StepResult(step.step_id, ())
         inputs = build_inputs(step, self._limits.block_size)
-        hidden = self._forward(step, inputs)
-        found = {**_broken(hidden, inputs), **self._sample(step, inputs, self._logits(hidden, inputs))}
+        self._copy_blocks(step)
+        computed = self._held.forward.compute(inputs)
+        hidden = computed.hidden
+        found = {**_broken(hidden, inputs), **self._sample(step, inputs, computed)}
         outcomes = [self._finish(row, index, hidden, inputs, found.get(index, Outcome())) for index, row in enumerate(step.rows)]
         return StepResult(step.step_id, tuple(outcomes))
 
@@ -83,38 +90,22 @@ class ModelRunner:
     def forward(self, step: Step) -> Tensor:
         """Copies and forward pass alone: logits [rows that draw, V], float32. The step has a row."""
         self._use_threads()
-        inputs = build_inputs(step, self._limits.block_size)
-        return self._logits(self._forward(step, inputs), inputs)
+        self._copy_blocks(step)
+        return self._held.forward.compute(build_inputs(step, self._limits.block_size)).logits
 
     def close(self) -> None:
         """Give the KV pool back; nothing can be executed afterwards. Idempotent."""
+        self._held.forward.close()
         self._pool = torch.empty(0)
 
-    def _forward(self, step: Step, inputs: StepInputs) -> Tensor:
-        self._copy_blocks(step)
-        held = self._held
-        plans = {
-            window: held.operators.plan_attention(inputs.batch, held.layout, held.dtype, held.device, window)
-            for window in dict.fromkeys(held.config.layer_windows)
-        }
-        token_ids = torch.from_numpy(inputs.token_ids).to(held.device)
-        positions = torch.from_numpy(inputs.positions).to(held.device)
-        return held.model.forward(token_ids, positions, self._pool, plans)
-
-    def _logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
-        if not inputs.drawing:
-            return hidden.new_empty((0, self._limits.vocab_size))
-        if len(inputs.drawing) == hidden.shape[0]:
-            return self._held.model.logits(hidden)
-        return self._held.model.logits(hidden[_last_tokens(inputs, inputs.drawing)])
-
-    def _sample(self, step: Step, inputs: StepInputs, logits: Tensor) -> dict[int, Outcome]:
+    def _sample(self, step: Step, inputs: StepInputs, computed: Computed) -> dict[int, Outcome]:
         if not inputs.drawing:
             return {}
         if self._tp.rank:
-            return dict(zip(inputs.drawing, check_finite(logits), strict=True))
+            return dict(zip(inputs.drawing, check_finite(computed.logits), strict=True))
         draws = [draw for index in inputs.drawing if (draw := step.rows[index].draw) is not None]
-        return dict(zip(inputs.drawing, sample(logits.cpu(), draws, self.eos_token_ids), strict=True))
+        drawn = sample(computed.logits.cpu(), draws, self.eos_token_ids, computed.best)
+        return dict(zip(inputs.drawing, drawn, strict=True))
 
     def _finish(self, row: Row, index: int, hidden: Tensor, inputs: StepInputs, outcome: Outcome) -> Outcome:
         """The outcome together with the row's scores."""
@@ -123,7 +114,7 @@ class ModelRunner:
         if row.score_from is None:
             return outcome
         first = int(inputs.first_tokens[index])
-        scores = score_prompt(row, hidden[first : first + len(row.tokens)], self._held.model.logits)
+        scores = score_prompt(row, hidden[first : first + len(row.tokens)], self._held.forward.logits)
         return Outcome(outcome.token, outcome.logprobs, scores, outcome.error)
 
     def _scrub(self, row: Row) -> None:
@@ -148,10 +139,5 @@ def _broken(hidden: Tensor, inputs: StepInputs) -> dict[int, Outcome]:
     """
     if not inputs.quiet:
         return {}
-    finite = hidden[_last_tokens(inputs, inputs.quiet)].isfinite().all(dim=-1).tolist()
+    finite = hidden[last_tokens(inputs, inputs.quiet)].isfinite().all(dim=-1).tolist()
     return {row: Outcome(error=NOT_FINITE) for row, fine in zip(inputs.quiet, finite, strict=True) if not fine}
-
-
-def _last_tokens(inputs: StepInputs, rows: Sequence[int]) -> list[int]:
-    places: list[int] = inputs.last_tokens[list(rows)].tolist()
-    return places

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,22 +22,35 @@ GREEDY_BELOW = 1e-5  # temperatures under it are greedy: dividing by them says t
 NOT_FINITE = "the model's logits for this request are not finite"
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], eos_token_ids: frozenset[int]) -> list[Outcome]:
-    """One outcome for each row of logits [R, V], float32, on the CPU; they are left as they are.
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Of each row of logits the largest: its token, of equals the first, and its value, not finite where the row is not."""
+
+    tokens: npt.NDArray[np.int64]
+    logits: npt.NDArray[np.float32]
+
+
+def sample(logits: Tensor, draws: Sequence[Draw], eos_token_ids: frozenset[int], known: Best | None = None) -> list[Outcome]:
+    """One outcome for each row of logits [R, V], float32, on the CPU; they are left as they are. `known`: their best, if it is.
 
     A row whose logits are not finite, or whose rules fail, gets an error; the others go on.
     """
     raw: Logits = logits.numpy()
     errors: dict[int, str] = {}
     work = _with_rules(raw, draws, eos_token_ids, errors)
-    tokens = work.argmax(axis=1)
-    best = work[np.arange(len(draws)), tokens]
+    best_of_all = known if known is not None and work is raw else _best(work)
+    tokens, best = best_of_all.tokens, best_of_all.logits
     for row in np.flatnonzero(~np.isfinite(best)).tolist():
         errors.setdefault(row, NOT_FINITE)
     random = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= GREEDY_BELOW and i not in errors]
     if random:
         tokens[random] = _draw(work[random], best[random], [draws[i] for i in random])
     return _outcomes(logits, tokens.tolist(), draws, errors)
+
+
+def _best(logits: Logits) -> Best:
+    tokens = logits.argmax(axis=1)
+    return Best(tokens, logits[np.arange(logits.shape[0]), tokens])
 
 
 def check_finite(logits: Tensor) -> list[Outcome]:

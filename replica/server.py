@@ -184,6 +184,11 @@ class ReplicaServer:
         dtype = getattr(_innermost(self._started().runner), "dtype", "mock")
         return str(dtype).removeprefix("torch.")
 
+    @property
+    def kernels(self) -> str:
+        """What computes, and why it, in one line; '' for a mock."""
+        return str(getattr(_innermost(self._started().runner), "kernels", ""))
+
     async def _assemble(self, runner: Runner, thread: EngineThread) -> _Parts:
         held = _innermost(runner)  # a real model says what it is; a mock is called after the configuration
         model = self._config.served_model_name or str(getattr(held, "model", self._config.model.rstrip("/").rsplit("/", 1)[-1]))

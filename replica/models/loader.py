@@ -53,17 +53,17 @@ def load_model(config: ModelConfig, source: WeightSource, placement: Placement) 
         embedding=VocabularyEmbedding(table, placement.tp),
         norm=read.whole(f"{NORM}.weight"),
         head=VocabularyHead(table if config.tied_embeddings else read.rows(HEAD), placement.tp),
-        rope=_rotary_table(config, source, placement),
+        rope=rotary_table(config, source, placement.max_model_len, placement.device),
         operators=placement.operators,
     )
 
 
-def _rotary_table(config: ModelConfig, source: WeightSource, placement: Placement) -> RotaryTable:
-    scaling, positions = config.rope_scaling, placement.max_model_len
+def rotary_table(config: ModelConfig, source: WeightSource, positions: int, device: torch.device) -> RotaryTable:
+    scaling = config.rope_scaling
     frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling, positions)
     if source.has(ROPE_FACTORS):
         frequencies = frequencies / source.read(ROPE_FACTORS).double()
-    return RotaryTable(frequencies, positions, placement.device, 1.0 if scaling is None else scaling.attention_factor)
+    return RotaryTable(frequencies, positions, device, 1.0 if scaling is None else scaling.attention_factor)
 
 
 def _load_layer(config: ModelConfig, read: _Reader, index: int, tp: TensorParallel) -> Layer:

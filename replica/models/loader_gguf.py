@@ -13,10 +13,12 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor
 
+from kernels.cpu.packed import Groups
 from replica.contract.architectures import architecture_named
 from replica.contract.gguf_header import BLOCKS, GgufTensor, read_gguf_header
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles
+from replica.models.gguf_groups import groups_of
 from replica.models.gguf_names import gguf_name
 from replica.models.model_config import ModelConfig
 from replica.models.weight_source import WHOLE, Part
@@ -40,11 +42,7 @@ class GgufSource:
 
     def read(self, name: str, *, rows: Part = WHOLE, columns: Part = WHOLE) -> Tensor:
         tensor, shape = self._tensor(name), self.shape(name)
-        elements, block_bytes, kind = BLOCKS[tensor.kind]
-        if shape[-1] % elements:
-            raise ModelError(f"{self._path}: {tensor.name} has rows of {shape[-1]}, not whole {kind} blocks of {elements}")
-        blocks = shape[-1] // elements
-        raw = self._data[tensor.offset : tensor.offset + tensor.size_bytes].reshape(-1, blocks, block_bytes)
+        raw, elements = self._blocks(tensor), BLOCKS[tensor.kind][0]
         if len(shape) == 1:
             return self._restored(name, _values(raw, tensor.kind)[0])[rows.of(shape[0])]
         wanted = columns.of(shape[1])  # may cut a block: read whole ones, then trim
@@ -53,8 +51,25 @@ class GgufSource:
         trimmed = _values(raw, tensor.kind)[:, wanted.start - first * elements : wanted.stop - first * elements]
         return self._restored(name, trimmed)
 
+    def groups(self, name: str) -> Groups | None:
+        """A matrix in the quantised form that it has in the file; None if that is none the C++ step computes with."""
+        tensor = self._tensor(name)
+        found = groups_of(self._blocks(tensor), BLOCKS[tensor.kind][2])
+        if found is None:
+            return None
+        m = None if found.m is None else self._restored(name, found.m)
+        return Groups(self._restored(name, found.q), self._restored(name, found.d), m)
+
     def close(self) -> None:
         self._data = np.empty(0, dtype=np.uint8)  # unmapped with the last tensor that views it
+
+    def _blocks(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
+        """[rows, blocks, block bytes], a view of the file. Raises ModelError for a row of broken blocks."""
+        elements, block_bytes, kind = BLOCKS[tensor.kind]
+        width = tensor.shape[0]
+        if width % elements:
+            raise ModelError(f"{self._path}: {tensor.name} has rows of {width}, not whole {kind} blocks of {elements}")
+        return self._data[tensor.offset : tensor.offset + tensor.size_bytes].reshape(-1, width // elements, block_bytes)
 
     def _restored(self, name: str, values: Tensor) -> Tensor:
         """Rows kept as pairs (0, D/2, 1, D/2 + 1, …) are put back into halves."""

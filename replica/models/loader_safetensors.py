@@ -7,6 +7,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kernels.cpu.packed import Groups
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles
 from replica.contract.safetensors_header import read_safetensors_header
@@ -47,6 +48,9 @@ class SafetensorsSource:
         part = self._homes[name].get_slice(name)
         tensor: Tensor = part[:, columns.of(shape[1])] if columns.count > 1 else part[rows.of(shape[0])]
         return tensor
+
+    def groups(self, name: str) -> Groups | None:
+        return None
 
     def close(self) -> None:
         self._homes.clear()  # a file is unmapped with the last tensor that views it

@@ -24,6 +24,11 @@ class RotaryTable:
         """cosine and sine [T, head_dim] of positions [T]."""
         return self._cosine.index_select(0, positions), self._sine.index_select(0, positions)
 
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """cosine and sine [positions, head_dim / 2] of all positions, each angle once."""
+        half = self._cosine.shape[-1] // 2
+        return self._cosine[:, :half].contiguous(), self._sine[:, half:].contiguous()
+
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None, context: int = 0) -> Tensor:
     """[head_dim / 2] float64: theta^(-2i/head_dim), scaled. `context`: what is served, in tokens.

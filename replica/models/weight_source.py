@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from kernels.cpu.packed import Groups
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -36,6 +38,10 @@ class WeightSource(Protocol):
 
     def read(self, name: str, *, rows: Part = WHOLE, columns: Part = WHOLE) -> Tensor:
         """A part of the tensor's first dimension, or of its second. May be a view of the mapped file: read only."""
+        ...
+
+    def groups(self, name: str) -> Groups | None:
+        """A whole matrix, quantised as the file has it, where the C++ step computes with that form; else None."""
         ...
 
     def close(self) -> None: ...

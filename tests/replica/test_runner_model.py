@@ -45,7 +45,7 @@ def test_identity_limits_and_stages(checkpoint: Path) -> None:
     heard: list[str] = []
     config = EngineConfig(model=str(checkpoint), dtype="float32", served_model_name="tiny", max_num_seqs=3, num_threads=1)
     one: Runner = (runner := ModelRunner(config, on_stage=lambda name, seconds: heard.append(name) if seconds >= 0 else None))
-    assert heard == ["model files", "weights", "KV pool"]
+    assert heard == ["model files", "KV pool", "weights"]
     assert runner.model == "tiny" and runner.fingerprint == resolve(str(checkpoint)).fingerprint and runner.revision
     assert (one.limits.max_model_len, one.limits.max_num_seqs, one.limits.vocab_size, one.eos_token_ids) == (512, 3, 132, {2})
     assert runner.kv_block_bytes == 3 * 2 * 3 * 16 * 8 * 4

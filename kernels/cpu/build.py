@@ -1,0 +1,109 @@
+"""The C++ step as a shared library: compiled with g++ when it is first needed, kept in the user's cache by sources and CPU."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = ("step.cpp", "attention.h", "matrix.h", "simd.h", "team.h")
+COMPILE_TIMEOUT_S = 300.0  # ten seconds of work, on a machine that has other things to do too
+ISA_VARIABLE = "RANTANG_CPU_ISA"  # avx512 or avx2 instead of the best that this CPU has
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """A set of instructions that the sources know: what the CPU must have (as the kernel calls it), what the compiler is told."""
+
+    name: str
+    title: str
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+
+
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mavx512vnni", "-mavx512bf16")
+ISAS = (
+    Isa(
+        "avx512",
+        "AVX-512 BF16",
+        frozenset({"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512_vnni", "avx512_bf16", "avx2", "fma", "f16c"}),
+        _AVX512 + _AVX2,
+    ),
+    Isa("avx2", "AVX2", frozenset({"avx2", "fma", "f16c"}), _AVX2),
+)
+
+
+class CannotBuild(Exception):
+    """Why there is no library, one line for the user."""
+
+
+def choose_isa(cpu_flags: frozenset[str], wanted: str = "") -> Isa:
+    """The best set that this CPU has; `wanted` names one. Raises CannotBuild."""
+    usable = [isa for isa in ISAS if isa.needs <= cpu_flags]
+    if wanted:
+        usable = [isa for isa in usable if isa.name == wanted]
+    if not usable:
+        raise CannotBuild(f"this CPU has no {wanted}" if wanted else "this CPU has neither AVX-512 BF16 nor AVX2")
+    return usable[0]
+
+
+def cpu_flags(path: Path = CPU_INFO) -> frozenset[str]:
+    """What the kernel says this CPU can do; nothing where it does not say."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
+
+
+def cache_directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rantang" / "kernels"
+
+
+def library_path(isa: Isa, cache: Path, *, extra: tuple[str, ...] = (), compiler: str = "g++") -> Path:
+    """The library for `isa`, compiled if the cache has none of these very sources and flags. Raises CannotBuild.
+
+    Safe for several processes at once: one compiles, the others wait for it.
+    """
+    # No contraction: a sum must be rounded alike in every tile that the compiler unrolls.
+    options = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", *isa.flags, *extra)
+    sources = Path(__file__).parent
+    digest = hashlib.sha256("\n".join(options).encode())
+    for name in SOURCES:
+        digest.update((sources / name).read_bytes())
+    target = cache / f"step-{isa.name}-{digest.hexdigest()[:20]}.so"
+    if target.is_file():
+        return target
+    program = shutil.which(compiler)
+    if program is None:
+        raise CannotBuild(f"no {compiler} on PATH (install it once: the step is compiled on first use)")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.is_file():
+                _compile([program, *options, str(sources / SOURCES[0])], target)
+    except OSError as error:
+        raise CannotBuild(f"the cache {cache} cannot be written: {error.strerror or error}") from error
+    return target
+
+
+def _compile(command: list[str], target: Path) -> None:
+    """Into a file beside `target`, which then takes its name: nobody ever loads half a library."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        try:
+            done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise CannotBuild(f"{command[0]} took longer than {COMPILE_TIMEOUT_S:g} s") from error
+        if done.returncode:
+            complaint = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
+            raise CannotBuild(f"{command[0]} failed: {complaint.strip()}")
+        os.replace(made, target)

@@ -1,0 +1,155 @@
+// Sixteen lanes at a time: one register with AVX-512 (BF16 and VNNI), two with AVX2. Nothing else here knows the instruction set.
+// Every function does one fixed sequence of roundings, so that a lane's result never depends on what stands in the others.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+constexpr int LANES = 16;
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+
+using F = __m512;   // 16 float32
+using I = __m512i;  // 64 bytes
+
+inline F zero() { return _mm512_setzero_ps(); }
+inline I zero_i() { return _mm512_setzero_si512(); }
+inline F all(float x) { return _mm512_set1_ps(x); }
+inline I all_i(uint32_t x) { return _mm512_set1_epi32((int)x); }
+inline F load(const float* p) { return _mm512_loadu_ps(p); }
+inline I load_i(const void* p) { return _mm512_loadu_si512(p); }
+inline void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F abs(F a) { return _mm512_abs_ps(a); }
+inline F least(F bound, F x) { return _mm512_min_ps(bound, x); }     // NaN in x stays
+inline F greatest(F bound, F x) { return _mm512_max_ps(bound, x); }  // NaN in x stays
+inline float sum(F v) { return _mm512_reduce_add_ps(v); }
+inline float top(F v) { return _mm512_reduce_max_ps(v); }
+inline F rounded(F v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline F times_power(F v, F n) { return _mm512_scalef_ps(v, n); }  // v · 2^n for whole n
+inline uint32_t lanes_below(int n) { return n <= 0 ? 0 : n >= LANES ? 0xFFFFu : (1u << n) - 1; }
+inline F between(F v, F otherwise, int from, int to) {  // lanes from … to - 1 of v
+    return _mm512_mask_mov_ps(otherwise, (__mmask16)(lanes_below(to) & ~lanes_below(from)), v);
+}
+inline F from_bf16(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+inline F from_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline void store_bf16(uint16_t* p, F v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
+inline void store_i8(int8_t* p, F v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
+inline F dot_bf16(F acc, I a, I b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }  // + a[2i+1] · b[2i+1] + a[2i] · b[2i]
+inline I dot_u8_i8(I acc, I a, I b) { return _mm512_dpbusd_epi32(acc, a, b); }                  // four products a lane, exact
+inline F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+inline I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+inline I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
+
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+struct F {
+    __m256 a, b;
+};
+struct I {
+    __m256i a, b;
+};
+
+inline F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline I zero_i() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline F all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline I all_i(uint32_t x) { return {_mm256_set1_epi32((int)x), _mm256_set1_epi32((int)x)}; }
+inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline I load_i(const void* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)}; }
+inline void store(float* p, F v) { _mm256_storeu_ps(p, v.a), _mm256_storeu_ps(p + 8, v.b); }
+inline F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F least(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline F greatest(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F abs(F x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+template <class Combine>
+inline float folded(F v, const Combine& combine) {
+    float x[LANES];
+    store(x, v);
+    for (int step = LANES / 2; step; step /= 2)
+        for (int i = 0; i < step; i++) x[i] = combine(x[i], x[i + step]);
+    return x[0];
+}
+inline float sum(F v) { return folded(v, [](float a, float b) { return a + b; }); }
+inline float top(F v) { return folded(v, [](float a, float b) { return a > b ? a : b; }); }
+inline F rounded(F v) { return {_mm256_round_ps(v.a, 8), _mm256_round_ps(v.b, 8)}; }
+inline __m256 times_power(__m256 v, __m256 n) {
+    const __m256 bounded = _mm256_max_ps(_mm256_set1_ps(-126), _mm256_min_ps(_mm256_set1_ps(127), n));
+    const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(bounded), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(v, _mm256_castsi256_ps(exponent));
+}
+inline F times_power(F v, F n) { return {times_power(v.a, n.a), times_power(v.b, n.b)}; }
+inline F between(F v, F otherwise, int from, int to) {
+    float x[LANES], y[LANES];
+    store(x, v), store(y, otherwise);
+    for (int i = from < 0 ? 0 : from; i < to && i < LANES; i++) y[i] = x[i];
+    return load(y);
+}
+inline __m256 from_bf16_8(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+inline F from_bf16(const uint16_t* p) { return {from_bf16_8(p), from_bf16_8(p + 8)}; }
+inline F from_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+inline void store_bf16(uint16_t* p, F v) {
+    float x[LANES];
+    store(x, v);
+    for (int i = 0; i < LANES; i++) {
+        uint32_t bits;
+        std::memcpy(&bits, x + i, 4);
+        p[i] = x[i] != x[i] ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+    }
+}
+inline void store_i8(int8_t* p, F v) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b));  // a0 b0 a1 b1, four words each
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xD8);
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
+}
+inline __m256 dot_bf16(__m256 acc, __m256i a, __m256i b) {
+    const __m256i high = _mm256_set1_epi32((int)0xFFFF0000);
+    const __m256 odd = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high)), acc);
+    return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), odd);
+}
+inline F dot_bf16(F acc, I a, I b) { return {dot_bf16(acc.a, a.a, b.a), dot_bf16(acc.b, a.b, b.b)}; }
+inline __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+inline __m256i dot_u4_i8(__m256i a, __m256i b) { return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)); }
+inline __m256i dot_u8_i8(__m256i acc, __m256i a, __m256i b) {  // by nibbles: sixteen bits would not hold two products of bytes
+    const __m256i high = _mm256_slli_epi32(dot_u4_i8(low_nibbles(_mm256_srli_epi16(a, 4)), b), 4);
+    return _mm256_add_epi32(acc, _mm256_add_epi32(high, dot_u4_i8(low_nibbles(a), b)));
+}
+inline I dot_u8_i8(I acc, I a, I b) { return {dot_u8_i8(acc.a, a.a, b.a), dot_u8_i8(acc.b, a.b, b.b)}; }
+inline F to_float(I v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
+inline I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I low_nibbles(I v) { return {low_nibbles(v.a), low_nibbles(v.b)}; }
+inline I high_nibbles(I v) { return {low_nibbles(_mm256_srli_epi16(v.a, 4)), low_nibbles(_mm256_srli_epi16(v.b, 4))}; }
+
+#else
+#error "needs AVX-512 with BF16 and VNNI, or AVX2 with FMA and F16C"
+#endif
+
+inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+
+// 2^x, a relative error of 2e-7; 0 < result even for the smallest x, NaN stays NaN.
+inline F power_of_two(F x) {
+    x = greatest(all(-126), least(all(127), x));
+    const F whole = rounded(x), rest = sub(x, whole);
+    F p = all(1.5403530e-4f);
+    for (const float c : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f}) p = fma(p, rest, all(c));
+    return times_power(p, whole);
+}
+inline F silu(F x) { return div(x, add(all(1), power_of_two(mul(x, all(-1.4426950f))))); }

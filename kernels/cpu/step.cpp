@@ -1,0 +1,330 @@
+// One call computes a step of a decoder: token ids of a mixed batch (decodes and chunks of prompts) to hidden states and logits,
+// over the paged cache. Plain C interface; what an architecture is, the table of layers says (kernels/cpu/library.py fills it).
+//
+// A layer: norm → qkv → rope, cache write → attention → out, + stream → norm → gate · up → down, + stream. Eight meetings of the team.
+// Bytes of a step: every weight once (for each 12 rows in one thread's turn from its cache), the cache of every row once. The residual
+// stream is float32; what enters a product is bf16, or int8 by groups of 32 for quantised weights. A row never sees another: all sums
+// run in a fixed order over K and over keys, so a token's logits are the same bits alone, batched, chunked or computed again.
+#include <exception>
+
+#include "attention.h"
+#include "team.h"
+
+extern "C" {
+
+struct Layer {
+    const float *attention_norm, *query_norm, *key_norm, *feed_forward_norm;  // query_norm and key_norm [D] may be null
+    Matrix qkv, out, gate_up, down;  // gate_up: panels of gate and up by turns
+    int64_t window;                  // 0: none
+};
+
+struct Model {
+    int32_t layers, hidden, heads, kv_heads, dim, width, vocabulary, block;  // width: of the feed-forward part
+    int32_t positions, threads;
+    float epsilon, attention_scale;
+    int64_t pages;
+    uint16_t* pool;             // [layers][pages][2][kv_heads][block · D]
+    const float *cosine, *sine; // [positions][D/2]
+    const Layer* layer;
+    Matrix embedding, head;
+    const float* norm;
+};
+
+struct Step {
+    int32_t tokens, rows, table_width, wanted_count;
+    const int64_t* ids;                                // [T]
+    const int32_t *starts, *counts, *tables, *wanted;  // [R], [R], [R][table_width], places of tokens whose logits are wanted
+    float *hidden, *logits;  // [T][H], the stream after the last layer; [wanted][vocabulary]
+    int64_t* best;           // [wanted] the first of the largest logits, and its value, NaN if one is not finite
+    float* best_logits;
+    const int32_t* table(int row) const { return tables + (size_t)row * table_width; }
+};
+}
+
+namespace {
+
+enum Fault { FINE = 0, BAD_SHAPE = 1, BAD_TOKEN = 2, BAD_POSITION = 3, BAD_PAGE = 4, BAD_PLACE = 5, NO_MEMORY = 6 };
+
+class Buffer {  // the activations that a matrix reads, in the form that it wants
+   public:
+    void reserve(int rows, int width, bool bf16, bool quantised) {
+        view_.stride = width + GROUP;
+        const size_t size = (size_t)rows * view_.stride;
+        if (bf16 && bf16_.size() < size) bf16_.resize(size);
+        if (quantised && q_.size() < size) q_.resize(size), scale_.resize(size / GROUP), sum_.resize(size / GROUP);
+        view_.bf16 = bf16_.data(), view_.q = q_.data(), view_.scale = scale_.data(), view_.sum = sum_.data();
+    }
+    Rows of(const Matrix& reader) const {
+        Rows rows = view_;
+        rows.quantised = reader.kind != BF16;
+        return rows;
+    }
+
+   private:
+    Rows view_;
+    std::vector<uint16_t> bf16_;
+    std::vector<int8_t> q_;
+    std::vector<float> scale_, sum_;
+};
+
+// x / sqrt(mean(x²) + epsilon) · weight; n in whole lanes.
+void normalise(const float* x, const float* weight, int n, float epsilon, float* out) {
+    F squares = zero();
+    for (int i = 0; i < n; i += LANES) squares = fma(load(x + i), load(x + i), squares);
+    const F by = all(1.0f / std::sqrt(sum(squares) / (float)n + epsilon));
+    for (int i = 0; i < n; i += LANES) store(out + i, mul(mul(load(x + i), by), load(weight + i)));
+}
+
+// Halves (a | b) of a head become (a · cos - b · sin | b · cos + a · sin).
+void rotate(float* head, const float* cosine, const float* sine, int dim) {
+    for (int i = 0; i < dim / 2; i += LANES) {
+        const F a = load(head + i), b = load(head + dim / 2 + i), c = load(cosine + i), s = load(sine + i);
+        store(head + i, sub(mul(a, c), mul(b, s)));
+        store(head + dim / 2 + i, fma(b, c, mul(a, s)));
+    }
+}
+
+class Decoder {
+   public:
+    explicit Decoder(const Model& model)
+        : m_(model), layers_(model.layer, model.layer + model.layers), team_(model.threads), thread_(model.threads) {
+        note(m_.head);
+        for (const Layer& layer : layers_)
+            for (const Matrix* matrix : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) note(*matrix);
+        heads_per_kv_ = m_.heads / m_.kv_heads;
+        span_tokens_ = std::max(1, BLOCK_ROWS / heads_per_kv_);
+        qkv_width_ = (m_.heads + 2 * m_.kv_heads) * m_.dim;
+        for (auto& own : thread_) own.line.resize(std::max(m_.hidden, m_.dim)), own.attention.fit(span_tokens_ * heads_per_kv_, m_.dim);
+    }
+
+    int run(const Step& step) {
+        if (const int fault = check(step)) return fault;
+        lay_out(step);
+        team_.run(8 * m_.layers + 3, [&](Team::Worker worker) {
+            worker.each(step.tokens, [&](int t) { read_row(m_.embedding, (int)step.ids[t], step.hidden + (size_t)t * m_.hidden); });
+            for (int i = 0; i < m_.layers; i++) {
+                attention_half(step, i, worker);
+                feed_forward_half(step, layers_[i], worker);
+            }
+            logits(step.hidden, step.wanted, step.wanted_count, step.logits, worker);
+        });
+        if (step.wanted_count) choose(step);
+        return FINE;
+    }
+
+    int head(const float* hidden, int rows, float* out) {
+        if (rows < 1) return BAD_SHAPE;
+        normed_.reserve(rows, m_.hidden, has_bf16_, has_quantised_);
+        team_.run(2, [&](Team::Worker worker) { logits(hidden, nullptr, rows, out, worker); });
+        return FINE;
+    }
+
+   private:
+    struct Place {  // of a token
+        int row, position;
+    };
+    struct Piece {  // of a chunk: tokens that attend together
+        int first, tokens;
+    };
+    struct Best {  // of logits; of equals the first, in whatever order they are seen
+        float value = -INFINITY;
+        int index = 0;
+        bool is_finite = true;
+        void see(int column, const float* y, int count) {
+            F most = all(-INFINITY), none = zero();
+            for (int i = 0; i < count; i += LANES) {
+                most = greatest(most, between(load(y + i), all(-INFINITY), 0, count - i));
+                none = fma(between(load(y + i), zero(), 0, count - i), zero(), none);
+            }
+            is_finite = is_finite && sum(none) == 0;
+            for (int i = 0; i < count && top(most) >= value; i++) merge({y[i], column + i, true});
+        }
+        void merge(const Best& other) {
+            is_finite = is_finite && other.is_finite;
+            if (other.value > value || (other.value == value && other.index < index)) value = other.value, index = other.index;
+        }
+    };
+    struct Own {  // of a thread
+        std::vector<Best> best;
+        std::vector<float> line;
+        AttentionScratch attention;
+    };
+
+    void note(const Matrix& matrix) { (matrix.kind == BF16 ? has_bf16_ : has_quantised_) = true; }
+
+    int check(const Step& step) const {
+        if (step.tokens < 1 || step.rows < 1 || step.table_width < 1 || step.wanted_count < 0) return BAD_SHAPE;
+        int64_t total = 0;
+        for (int row = 0; row < step.rows; row++) {
+            if (step.counts[row] < 1 || step.starts[row] < 0) return BAD_SHAPE;
+            const int64_t end = (int64_t)step.starts[row] + step.counts[row];
+            total += step.counts[row];
+            if (end > m_.positions || end > (int64_t)step.table_width * m_.block) return BAD_POSITION;
+            for (int64_t page = 0; page < (end + m_.block - 1) / m_.block; page++) {
+                const int32_t at = step.table(row)[page];
+                if (at < 0 || at >= m_.pages) return BAD_PAGE;
+            }
+        }
+        if (total != step.tokens) return BAD_SHAPE;
+        for (int t = 0; t < step.tokens; t++)
+            if (step.ids[t] < 0 || step.ids[t] >= m_.vocabulary) return BAD_TOKEN;
+        for (int i = 0; i < step.wanted_count; i++)
+            if (step.wanted[i] < 0 || step.wanted[i] >= step.tokens) return BAD_PLACE;
+        return FINE;
+    }
+
+    void lay_out(const Step& step) {
+        places_.clear(), pieces_.clear();
+        for (int row = 0; row < step.rows; row++) {
+            for (int i = 0; i < step.counts[row]; i += span_tokens_)
+                pieces_.push_back({(int)places_.size() + i, std::min(span_tokens_, step.counts[row] - i)});
+            for (int i = 0; i < step.counts[row]; i++) places_.push_back({row, step.starts[row] + i});
+        }
+        const auto end = [&](const Piece& piece) { return places_[piece.first].position + piece.tokens; };
+        std::stable_sort(pieces_.begin(), pieces_.end(), [&](const Piece& a, const Piece& b) { return end(a) > end(b); });  // long ones first
+        const int tokens = step.tokens;
+        normed_.reserve(std::max(tokens, step.wanted_count), m_.hidden, has_bf16_, has_quantised_);
+        attended_.reserve(tokens, m_.heads * m_.dim, has_bf16_, has_quantised_);
+        gated_.reserve(tokens, m_.width, has_bf16_, has_quantised_);
+        if (qkv_.size() < (size_t)tokens * qkv_width_) qkv_.resize((size_t)tokens * qkv_width_);
+        if (queries_.size() < (size_t)tokens * m_.heads * m_.dim) queries_.resize((size_t)tokens * m_.heads * m_.dim);
+    }
+
+    void norm(const float* stream, const int32_t* which, int count, const float* weight, const Matrix& reader, Team::Worker& worker) {
+        const Rows to = normed_.of(reader);
+        worker.each(count, [&](int i) {
+            float* line = thread_[worker.index].line.data();
+            normalise(stream + (size_t)(which ? which[i] : i) * m_.hidden, weight, m_.hidden, m_.epsilon, line);
+            to.put(i, 0, line, m_.hidden);
+        });
+    }
+
+    // out [rows][width] = W · x, or += with `adds`; see(row, column, y, count) is shown every piece.
+    template <class See>
+    void multiply(const Matrix& w, const Rows& x, int rows, float* out, int width, bool adds, Team::Worker& worker, const See& see) {
+        worker.each(w.pairs(), [&](int pair) {
+            const int column = pair * PAIR, kept = std::min(PAIR, width - column);
+            outputs<1>(w, x, rows, pair, [&](int row, int count, const float* y) {
+                for (int i = 0; i < count; i++, y += PAIR) {
+                    float* to = out + (size_t)(row + i) * width + column;
+                    for (int j = 0; j < kept; j++) to[j] = adds ? to[j] + y[j] : y[j];
+                    see(row + i, column, y, kept);
+                }
+            });
+        });
+    }
+
+    void multiply(const Matrix& w, const Rows& x, int rows, float* out, int width, bool adds, Team::Worker& worker) {
+        multiply(w, x, rows, out, width, adds, worker, [](int, int, const float*, int) {});
+    }
+
+    void attention_half(const Step& step, int index, Team::Worker& worker) {
+        const Layer& layer = layers_[index];
+        const Cache cache{m_.pool + (size_t)index * m_.pages * 2 * m_.kv_heads * m_.block * m_.dim, m_.kv_heads, m_.block, m_.dim};
+        norm(step.hidden, nullptr, step.tokens, layer.attention_norm, layer.qkv, worker);
+        multiply(layer.qkv, normed_.of(layer.qkv), step.tokens, qkv_.data(), qkv_width_, false, worker);
+        worker.each(step.tokens, [&](int t) { turn_and_write(step, layer, cache, t); });
+        const Rows to = attended_.of(layer.out);
+        worker.each((int)pieces_.size() * m_.kv_heads, [&](int task) {
+            const Piece piece = pieces_[task / m_.kv_heads];
+            const int kv_head = task % m_.kv_heads, width = m_.heads * m_.dim, first_column = kv_head * heads_per_kv_ * m_.dim;
+            const Place place = places_[piece.first];
+            const Span span{step.table(place.row), kv_head, place.position, piece.tokens,
+                            queries_.data() + (size_t)piece.first * width + first_column, width, heads_per_kv_,
+                            (int)layer.window, m_.attention_scale};
+            attend(cache, span, thread_[worker.index].attention, [&](int row, const float* out) {
+                to.put(piece.first + row / heads_per_kv_, first_column + row % heads_per_kv_ * m_.dim, out, m_.dim);
+            });
+        });
+        multiply(layer.out, to, step.tokens, step.hidden, m_.hidden, true, worker);
+    }
+
+    // Norms of heads where the architecture has them, rotation, and the cache write of one token.
+    void turn_and_write(const Step& step, const Layer& layer, const Cache& cache, int t) {
+        const Place place = places_[t];
+        const float *cosine = m_.cosine + (size_t)place.position * (m_.dim / 2), *sine = m_.sine + (size_t)place.position * (m_.dim / 2);
+        float* qkv = &qkv_[(size_t)t * qkv_width_];
+        for (int head = 0; head < m_.heads + m_.kv_heads; head++) {
+            float* at = qkv + head * m_.dim;
+            const float* weight = head < m_.heads ? layer.query_norm : layer.key_norm;
+            if (weight) normalise(at, weight, m_.dim, m_.epsilon, at);
+            rotate(at, cosine, sine, m_.dim);
+        }
+        uint16_t* queries = &queries_[(size_t)t * m_.heads * m_.dim];
+        for (int i = 0; i < m_.heads * m_.dim; i += LANES) store_bf16(queries + i, load(qkv + i));
+        const float *keys = qkv + m_.heads * m_.dim, *values = keys + m_.kv_heads * m_.dim;
+        for (int head = 0; head < m_.kv_heads; head++)
+            cache.write(step.table(place.row), head, place.position, keys + head * m_.dim, values + head * m_.dim);
+    }
+
+    void feed_forward_half(const Step& step, const Layer& layer, Team::Worker& worker) {
+        norm(step.hidden, nullptr, step.tokens, layer.feed_forward_norm, layer.gate_up, worker);
+        const Rows from = normed_.of(layer.gate_up), to = gated_.of(layer.down);
+        worker.each(m_.width / PAIR, [&](int task) {  // two pairs: 32 of gate and 32 of up
+            outputs<2>(layer.gate_up, from, step.tokens, 2 * task, [&](int row, int count, const float* y) {
+                for (int i = 0; i < count; i++) {
+                    float gated[PAIR];
+                    for (int half = 0; half < 2; half++) {
+                        const float* at = y + (half * count + i) * PAIR;
+                        store(gated + half * LANES, mul(silu(load(at)), load(at + LANES)));
+                    }
+                    to.put(row + i, task * PAIR, gated, PAIR);
+                }
+            });
+        });
+        multiply(layer.down, to, step.tokens, step.hidden, m_.hidden, true, worker);
+    }
+
+    void logits(const float* hidden, const int32_t* which, int count, float* out, Team::Worker& worker) {
+        if (!count) return;
+        norm(hidden, which, count, m_.norm, m_.head, worker);
+        std::vector<Best>& best = thread_[worker.index].best;
+        best.assign(count, Best{});
+        multiply(m_.head, normed_.of(m_.head), count, out, m_.vocabulary, false, worker,
+                 [&](int row, int column, const float* y, int kept) { best[row].see(column, y, kept); });
+    }
+
+    // The best of what the threads have seen, each in its part of the vocabulary.
+    void choose(const Step& step) const {
+        for (int i = 0; i < step.wanted_count; i++) {
+            Best best;
+            for (const Own& own : thread_) best.merge(own.best[i]);
+            step.best[i] = best.index, step.best_logits[i] = best.is_finite ? best.value : NAN;
+        }
+    }
+
+    const Model m_;
+    const std::vector<Layer> layers_;
+    Team team_;
+    std::vector<Own> thread_;
+    bool has_bf16_ = false, has_quantised_ = false;
+    int heads_per_kv_, span_tokens_, qkv_width_;
+    std::vector<Place> places_;
+    std::vector<Piece> pieces_;
+    Buffer normed_, attended_, gated_;
+    std::vector<float> qkv_;
+    std::vector<uint16_t> queries_;
+};
+
+template <class Work>
+int guarded(const Work& work) try { return work(); } catch (const std::exception&) { return NO_MEMORY; }
+
+}  // namespace
+
+extern "C" {
+
+// A decoder over the model's memory, which the caller keeps; null when there is no memory or no thread to be had.
+void* rantang_open(const Model* model) try { return new Decoder(*model); } catch (const std::exception&) { return nullptr; }
+
+// 0, or a Fault: then nothing has been written.
+int rantang_step(void* decoder, const Step* step) {
+    return guarded([&] { return static_cast<Decoder*>(decoder)->run(*step); });
+}
+
+// Logits [rows][vocabulary] of hidden states [rows][H].
+int rantang_logits(void* decoder, const float* hidden, int rows, float* out) {
+    return guarded([&] { return static_cast<Decoder*>(decoder)->head(hidden, rows, out); });
+}
+
+void rantang_close(void* decoder) { delete static_cast<Decoder*>(decoder); }
+}

@@ -1,0 +1,70 @@
+"""Whether the step in C++ computes this model here, and what to tell people about it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+
+import torch
+
+from kernels.cpu.abi import load_library
+from kernels.cpu.build import ISA_VARIABLE, CannotBuild, cache_directory, choose_isa, cpu_flags, library_path
+from kernels.cpu.decoder import unfit
+from kernels.ops import CPU_STEP, KERNELS_VARIABLE, wanted_kernels
+from replica.config import EngineConfig
+from replica.contract.model_error import ModelError
+from replica.models.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """`library`: None where torch computes. `reason`: one line, what computes, why, and what would be faster."""
+
+    library: ctypes.CDLL | None
+    reason: str
+
+
+def choose_step(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, ranks: int) -> StepChoice:
+    """Raises ModelError where the C++ step was asked for (RANTANG_KERNELS=cpu, a quantization) and cannot be had."""
+    library, reason = _find(config, model, dtype, device, ranks)
+    asked = f"--quantization {config.quantization}" if config.quantization else ""
+    if wanted_kernels() == CPU_STEP:
+        asked = f"{KERNELS_VARIABLE}={CPU_STEP}"
+    if library is None and asked:
+        raise ModelError(f"{asked} needs the C++ step: {reason}")
+    if library is not None:
+        return StepChoice(library, f"C++ step, {reason}{', ' + config.quantization if config.quantization else ''}")
+    hint = " (the C++ step is 2 to 3 times as fast)" if device.type == "cpu" else ""
+    return StepChoice(None, f"torch: {reason}{hint}")
+
+
+def _find(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, ranks: int) -> tuple[ctypes.CDLL | None, str]:
+    """The library and its instructions, or why there is none."""
+    wanted = wanted_kernels()
+    if device.type != "cpu":
+        return None, f"it runs on {device.type}"
+    if wanted not in ("", CPU_STEP):
+        return None, f"{KERNELS_VARIABLE}={wanted}"
+    problem = _problem(config, model, dtype, ranks)
+    if problem:
+        return None, problem
+    try:
+        isa = choose_isa(cpu_flags(), os.environ.get(ISA_VARIABLE, ""))
+        return load_library(library_path(isa, cache_directory())), isa.title
+    except (CannotBuild, OSError) as error:
+        return None, str(error)
+
+
+def _problem(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, ranks: int) -> str:
+    """Why this model and configuration are none for the C++ step; '' when they are."""
+    if dtype is not torch.bfloat16:
+        return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
+    if ranks > 1:
+        return f"{ranks} ranks share the model"
+    return unfit(
+        hidden=model.hidden_size,
+        width=model.intermediate_size,
+        head_dim=model.head_dim,
+        block_size=config.block_size,
+    )

@@ -1,0 +1,50 @@
+"""Run by test_cpu_sanitized in its own process, the address sanitizer loaded first: `right`, `wrong` or `unchecked`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import kernels.cpu.decoder as decoder
+from kernels.batch import CacheLayout, PagedBatch
+from kernels.cpu.abi import ModelC, load_library
+from tests.kernels.plain_decoder import BLOCK, POSITIONS, Sizes, build
+
+PAGES = 24
+
+
+def run(library: str, what: str) -> None:
+    for sizes in (Sizes(), Sizes(kind="q8", bias=True), Sizes(kind="q4", tied=False), Sizes(head_norms=True, dim=64, windows=(20, 0))):
+        pool = torch.zeros(sizes.layers, PAGES, 2, sizes.kv_heads, BLOCK, sizes.dim, dtype=torch.bfloat16)
+        made = decoder.Decoder(load_library(Path(library)), build(sizes).model, CacheLayout(sizes.kv_heads, BLOCK, sizes.dim), pool, 2)
+        if what == "right":
+            rows = [(1, 0, [23]), (15, 1, [0, 5]), (1, 63, [1, 2, 3, 4]), (70, 30, list(range(6, 13))), (2, POSITIONS - 2, list(range(19)))]
+            made.step(*batch_of(rows))
+            continue
+        bad = [[(1, 0, [PAGES])], [(1, 0, [-1])], [(1, BLOCK, [0])], [(1, POSITIONS, list(range(20)))]]
+        for rows in bad:
+            try:
+                made.step(*batch_of(rows))
+            except decoder.StepFault:
+                continue
+            raise SystemExit(f"accepted {rows}")
+    print("done")  # noqa: T201
+
+
+def batch_of(rows: list[tuple[int, int, list[int]]]) -> tuple[np.ndarray, PagedBatch, np.ndarray]:
+    """(tokens, start, pages) each; every logit is wanted."""
+    width = max(len(pages) for _, _, pages in rows)
+    tables = np.array([pages + pages[:1] * (width - len(pages)) for _, _, pages in rows], np.int32)
+    counts = np.array([count for count, _, _ in rows], np.int32)
+    total = int(counts.sum())
+    batch = PagedBatch(np.array([start for _, start, _ in rows], np.int32), counts, tables)
+    return np.arange(total, dtype=np.int64) % 132, batch, np.arange(total, dtype=np.int32)
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "unchecked":  # the kernel is told of more pages than there are: what its check keeps out then comes through
+        decoder.ModelC = lambda *values: ModelC(*values[:12], 10**6, *values[13:])  # type: ignore[assignment, misc]
+    run(sys.argv[1], "wrong" if sys.argv[2] == "unchecked" else sys.argv[2])

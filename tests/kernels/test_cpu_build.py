@@ -1,0 +1,77 @@
+"""The library's way into the cache, and every reason for which there is none."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu import build
+from kernels.cpu.build import ISAS, CannotBuild, choose_isa, cpu_flags, library_path
+
+AVX512, AVX2 = ISAS
+A_COMPILER = '#!/bin/sh\necho "$@" >> "$(dirname "$0")/calls"\nfor last; do :; done\necho library > "$last"\n'
+
+
+def compiler_of(directory: Path, script: str) -> str:
+    program = directory / "compiler"
+    program.write_text(script)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return str(program)
+
+
+def test_the_best_set_that_the_cpu_has() -> None:
+    assert choose_isa(AVX512.needs) is AVX512
+    assert choose_isa(AVX512.needs - {"avx512_bf16"}) is AVX2
+    assert choose_isa(AVX512.needs, "avx2") is AVX2
+    with pytest.raises(CannotBuild, match="neither AVX-512 BF16 nor AVX2"):
+        choose_isa(AVX2.needs - {"fma"})
+    with pytest.raises(CannotBuild, match="no avx512"):
+        choose_isa(AVX2.needs, "avx512")
+
+
+def test_flags_as_the_kernel_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx2 fma\nbugs\t\t: none\nprocessor\t: 1\nflags\t\t: fpu\n")
+    assert cpu_flags(tmp_path / "cpuinfo") == {"fpu", "avx2", "fma"}
+    assert cpu_flags(tmp_path / "none") == frozenset()
+
+
+def test_compiled_once_for_the_same_sources_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, cache = compiler_of(tmp_path, A_COMPILER), tmp_path / "cache" / "kernels"
+    first = library_path(AVX2, cache, compiler=compiler)
+    assert first.read_text() == "library\n" and library_path(AVX2, cache, compiler=compiler) == first
+    assert library_path(AVX512, cache, compiler=compiler) != first
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == 2 and "-mavx512bf16" not in calls[0] and "-mavx512bf16" in calls[1]
+    assert sorted(path.suffix for path in cache.iterdir() if path.name != ".lock") == [".so", ".so"], "nothing half done stays"
+    sources = tmp_path / "kernels.cpu"
+    sources.mkdir()
+    for name in build.SOURCES:
+        (sources / name).write_text("changed")
+    monkeypatch.setattr(build, "__file__", str(sources / "build.py"))
+    assert library_path(AVX2, cache, compiler=compiler) != first, "other sources, another library"
+
+
+def test_a_library_in_the_cache_needs_no_compiler(tmp_path: Path) -> None:
+    made = library_path(AVX2, tmp_path, compiler=compiler_of(tmp_path, A_COMPILER))
+    assert library_path(AVX2, tmp_path, compiler="no-such-compiler") == made
+
+
+def test_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CannotBuild, match="no no-such-compiler on PATH"):
+        library_path(AVX2, tmp_path, compiler="no-such-compiler")
+    failing = compiler_of(tmp_path, "#!/bin/sh\necho 'step.cpp:1: error: broken' >&2\nexit 1\n")
+    with pytest.raises(CannotBuild, match=r"failed: step.cpp:1: error: broken"):
+        library_path(AVX2, tmp_path / "cache", compiler=failing)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CannotBuild, match=r"cache .* cannot be written"):
+        library_path(AVX2, tmp_path / "file" / "cache", compiler=failing)
+    if os.getuid():
+        (tmp_path / "locked").mkdir(mode=0o500)
+        with pytest.raises(CannotBuild, match="cannot be written: Permission denied"):
+            library_path(AVX2, tmp_path / "locked" / "cache", compiler=failing)
+    monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.1)
+    with pytest.raises(CannotBuild, match=r"longer than 0.1 s"):
+        library_path(AVX2, tmp_path / "cache", compiler=compiler_of(tmp_path, "#!/bin/sh\nexec sleep 20\n"))

@@ -1,0 +1,53 @@
+"""The step under the address sanitizer: legal steps touch nothing beside their memory, illegal ones nothing at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu.build import CannotBuild, choose_isa, cpu_flags, library_path
+
+ROOT = Path(__file__).resolve().parents[2]
+SANITIZED = ("-fsanitize=address", "-O1", "-g")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        return library_path(choose_isa(cpu_flags()), tmp_path_factory.mktemp("sanitized"), extra=SANITIZED)
+    except CannotBuild as error:
+        pytest.skip(str(error))
+
+
+def run(library: Path, what: str) -> subprocess.CompletedProcess[str]:
+    compiler = shutil.which("g++")
+    assert compiler is not None
+    runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONMALLOC": "malloc",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "tests.kernels.sanitized", str(library), what]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["right", "wrong"])
+def test_nothing_out_of_bounds(library: Path, what: str) -> None:
+    done = run(library, what)
+    assert done.returncode == 0 and done.stdout == "done\n", done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_the_sanitizer_would_see_it(library: Path) -> None:
+    done = run(library, "unchecked")
+    assert done.returncode != 0 and ("AddressSanitizer" in done.stderr or done.returncode < 0), done.stderr[-2000:]

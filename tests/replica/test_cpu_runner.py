@@ -1,0 +1,131 @@
+"""A runner on the C++ step: the same as torch's in what it says, and why one of them serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+from kernels.cpu import build
+from kernels.cpu.packed import dequantise
+from replica.config import EngineConfig
+from replica.contract.model_error import ModelError
+from replica.contract.model_files import resolve
+from replica.models.config import read_model_config
+from replica.models.loader_gguf import GgufSource
+from replica.runner import ModelRunner
+from replica.step import Draw, Row, Step
+from tests.kernels.plain_decoder import library_or_reason
+from tests.replica.model_driver import Driver, Running, greedy
+from tests.replica.tiny_gguf import write_llama_gguf
+from tests.replica.tiny_llama import write_tiny_llama
+
+ISA, REASON = library_or_reason()
+needs_step = pytest.mark.skipif(ISA is None, reason=f"no C++ step here: {REASON}")
+FITTING: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+TOKENS = [(7 * i * i + 3 * i) % 130 + 1 for i in range(90)]
+
+
+def runner_of(model: Path, **changes: Any) -> ModelRunner:
+    config = {"dtype": "bfloat16", "num_gpu_blocks_override": 128, "num_threads": 2, **changes}
+    return ModelRunner(EngineConfig(model=str(model), **config))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("fitting"), **FITTING)
+
+
+def logits_of(runner: ModelRunner) -> torch.Tensor:
+    return runner.forward(Step(0, (Row(0, TOKENS, 0, [5, 9, 2, 40, 41, 3], Draw(greedy(), 0, TOKENS, ())),)))[0].double()
+
+
+@needs_step
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}], ids=str)
+def test_as_torch_in_float32(tmp_path: Path, changes: dict[str, Any]) -> None:
+    model = write_tiny_llama(tmp_path, **FITTING, **changes)
+    meant, found = logits_of(runner_of(model, dtype="float32")), logits_of(runner_of(model))
+    assert float((found - meant).norm() / meant.norm()) < 4e-2, "weights that are rounded to bfloat16 cost half of it"
+
+
+@needs_step
+@pytest.mark.parametrize("quantization", [None, "w8a8", "w4a8"])
+def test_the_same_tokens_and_log_probabilities_in_every_setting(checkpoint: Path, quantization: str | None) -> None:
+    """Alone, in company, in chunks, computed again after it lost its pages: the same bits, sampled or not."""
+    runner = runner_of(checkpoint, quantization=quantization)
+    wanted = [greedy(12, logprobs=3), greedy(12, temperature=1.2, seed=4, top_p=0.9, logprobs=3), greedy(12, repetition_penalty=1.3)]
+    prompts = [TOKENS[:37], TOKENS[11:29], TOKENS[3:70]]
+    alone = [Driver(runner).add(prompt, each) for prompt, each in zip(prompts, wanted, strict=True)]
+    for each in alone:
+        Driver(runner).run([each])
+    driver = Driver(runner, shuffle=3)
+    together = [driver.add(prompt, each) for prompt, each in zip(prompts, wanted, strict=True)]
+    for _ in range(4):
+        driver.step(together[:1], chunk=16)
+    driver.run(together, chunk=7)
+    again = driver.add(prompts[1], wanted[1])
+    while len(again.output) < 5:
+        driver.step([again])
+    again.computed, again.blocks = 0, driver.add([0] * 29, greedy(1)).blocks
+    driver.run([again], chunk=16)
+    assert [what(each) for each in together] == [what(each) for each in alone]
+    assert what(again)[0] == what(alone[1])[0] and what(again)[1][-6:] == what(alone[1])[1][-6:]
+
+
+def what(running: Running) -> tuple[list[int], list[object]]:
+    return running.output, [None if each is None else (each.logprob, each.top) for each in running.logprobs]
+
+
+@needs_step
+def test_prompt_scores_and_broken_rows(checkpoint: Path) -> None:
+    runner = runner_of(checkpoint)
+    scored = runner.execute(Step(1, (Row(0, TOKENS[:20], 0, [1, 2], None, score_from=0),))).outcomes[0].scores
+    assert scored[0] is None and all(score is not None and score.logprob <= 0 for score in scored[1:]) and len(scored) == 20
+    runner._pool[:, 7] = float("nan")
+    rows = tuple(Row(page, [11], start, [page], Draw(greedy(), 0, [11] * (start + 1), ())) for page, start in ((7, 5), (8, 0)))
+    broken, sound = runner.execute(Step(2, rows)).outcomes
+    assert "not finite" in broken.error and sound.token is not None and bool(runner._pool[:, 7].isfinite().all())
+
+
+@needs_step
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_blocks_of_a_gguf_keep_their_values(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model.gguf"
+    write_llama_gguf(path, gguf.GGMLQuantizationType[kind], **FITTING)
+    files = resolve(str(path))
+    source = GgufSource(files, read_model_config(files))
+    for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"):
+        groups = source.groups(name)
+        assert groups is not None
+        assert torch.equal(dequantise(groups).bfloat16(), source.read(name))
+    quantised = logits_of(runner_of(path, quantization="w8a8" if kind == "Q8_0" else "w4a8"))
+    meant = logits_of(runner_of(path, dtype="float32"))
+    assert float((quantised - meant).norm() / meant.norm()) < 8e-2  # 8-bit activations in a model of wild weights
+
+
+def test_who_serves_and_why(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = write_tiny_llama(tmp_path / "odd")
+    assert "torch: the hidden size 48 is not a multiple of 32 (the C++" in runner_of(odd).kernels
+    assert "torch: the dtype is float32, not bfloat16" in runner_of(checkpoint, dtype="float32").kernels
+    assert "torch: the block size 8 is not a multiple of 16" in runner_of(checkpoint, block_size=8).kernels
+    with pytest.raises(ModelError, match="--quantization w4a8 needs the C"):
+        runner_of(checkpoint, dtype="float32", quantization="w4a8")
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    without = runner_of(checkpoint)
+    assert "torch: no g++ on PATH" in without.kernels or "torch: this CPU has neither" in without.kernels
+    assert Driver(without).generate([3, 4, 5], greedy(4)), "and serves"
+    monkeypatch.setenv("RANTANG_KERNELS", "cpu")
+    with pytest.raises(ModelError, match="RANTANG_KERNELS=cpu needs the C"):
+        runner_of(checkpoint)
+    monkeypatch.setenv("RANTANG_KERNELS", "reference")
+    assert "torch: RANTANG_KERNELS=reference" in runner_of(checkpoint).kernels
+
+
+@needs_step
+def test_the_step_serves_where_it_can(checkpoint: Path) -> None:
+    assert runner_of(checkpoint).kernels.startswith("C++ step, ")
+    assert runner_of(checkpoint, quantization="w8a8").kernels.endswith(", w8a8")
