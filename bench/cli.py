@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bench import analysis_cli, run_cli
+from bench.peers.cli import app as peers
 from bench.usage import usage_errors
 
 app = typer.Typer(
@@ -56,6 +57,7 @@ def convert(
 
 app.command()(run_cli.run)
 analysis_cli.add_to(app)
+app.add_typer(peers)
 
 if __name__ == "__main__":
     app()

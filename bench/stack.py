@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,25 +93,54 @@ def free_port() -> int:
 def start(arguments: Sequence[str] = (), *, timeout_s: float = START_TIMEOUT_S, command: Sequence[str] = SERVE) -> Stack:
     """Start `rantang serve` with these arguments on a free port; returns when /ready answers 200. Raises StackError."""
     port = free_port()
-    mark = secrets.token_hex(8)
-    descriptor, name = tempfile.mkstemp(prefix="rantang-bench-", suffix=".log")
-    environment = {**os.environ, processes.MARK: mark, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     whole = [*command, "--port", str(port), *arguments]
     started_s = time.monotonic()
-    with os.fdopen(descriptor, "wb") as log:
-        child = subprocess.Popen(whole, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment, start_new_session=True)
-    stack = Stack(f"http://127.0.0.1:{port}", child, mark, Path(name), 0.0)
-    while not is_ready(stack.url):
-        if child.poll() is not None or time.monotonic() - started_s > timeout_s:
-            why = f"exit code {child.poll()}" if child.poll() is not None else f"not ready after {timeout_s:g} s"
-            tail = stack.log_tail()
-            stack.stop(10.0)
-            raise StackError(f"rantang serve {' '.join(arguments)}: {why}\n{tail}")
-        time.sleep(0.2)
-    stack.start_s = time.monotonic() - started_s
+    stack = spawn(whole, port, environment=environment, timeout_s=timeout_s, title=f"rantang serve {' '.join(arguments)}")
     if command == SERVE:
         _wait_settled(stack, started_s + timeout_s)
     stack.processes()
+    return stack
+
+
+def spawn(
+    command: Sequence[str],
+    port: int,
+    *,
+    ready_path: str = "/ready",
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = START_TIMEOUT_S,
+    title: str = "the server",
+) -> Stack:
+    """Start any server of `port`; returns when `ready_path` answers 200. Raises StackError, and then nothing of it runs.
+
+    It gets SIGTERM when the thread that started it ends: start servers from the main thread.
+    """
+    mark = secrets.token_hex(8)
+    descriptor, name = tempfile.mkstemp(prefix="rantang-bench-", suffix=".log")
+    started_s = time.monotonic()
+    with os.fdopen(descriptor, "wb") as log:
+        child = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+            env={**os.environ, **(environment or {}), processes.MARK: mark},
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+    stack = Stack(f"http://127.0.0.1:{port}", child, mark, Path(name), 0.0)
+    try:
+        while get_status(stack.url + ready_path) != 200:
+            if child.poll() is not None or time.monotonic() - started_s > timeout_s:
+                why = f"exit code {child.poll()}" if child.poll() is not None else f"not ready after {timeout_s:g} s"
+                raise StackError(f"{title}: {why}\n{stack.log_tail()}")
+            time.sleep(0.2)
+    except BaseException:  # an interrupted wait leaves nothing behind either
+        stack.stop(10.0)
+        raise
+    stack.start_s = time.monotonic() - started_s
     return stack
 
 

@@ -61,10 +61,10 @@ def _by_mass(scaled: Float32, top_p: float, floor: float) -> float:
     near = scaled[scaled >= max(floor, NEAR)]
     if floor >= NEAR:
         return _cut(np.sort(near)[::-1], top_p, 0.0, _exp_sum(near))
-    values = scaled[scaled >= max(floor, FAR)]
-    total = _exp_sum(values)
+    total = _exp_sum(scaled if floor == -np.inf else scaled[scaled >= floor])
     if _exp_sum(near) >= top_p * total:
         return _cut(np.sort(near)[::-1], top_p, 0.0, total)
+    values = scaled[scaled >= max(floor, FAR)]
     places = (values * np.float32((BINS - 1) / float(values.min()))).astype(np.intp)  # some are below NEAR, or it had been enough
     masses = np.bincount(places, weights=np.exp(values), minlength=BINS).cumsum()
     place = int(np.searchsorted(masses, top_p * masses[-1]))

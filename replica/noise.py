@@ -7,12 +7,11 @@ other tokens a filter left. Two replicas whose logits differ in the last bit dra
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
 UInt64 = npt.NDArray[np.uint64]
+Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
@@ -53,10 +52,12 @@ def gumbel(bits: UInt64) -> Float64:
     return noise
 
 
-def least_bits(noise: float) -> np.uint64:
-    """No fewer bits have a gumbel of at least `noise`. Rounded down by more than float64 can be wrong."""
-    unit = math.exp(-math.exp(min(-noise, 700.0)))
-    return np.uint64(min(max(math.floor(unit / _UNIT) - 2, 0), 1 << 32))
+def complement(bits: UInt64) -> Float32:
+    """1 − u, as exact as float32 can be. −log(1 − u) is no less than gumbel(bits), and near the top they are the same."""
+    rest: Float32 = (np.uint64(0xFFFFFFFF) - bits).astype(np.float32)
+    rest += np.float32(0.5)
+    rest *= np.float32(_UNIT)
+    return rest
 
 
 def _mix(value: int) -> int:

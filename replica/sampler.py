@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from replica.filters import NEAR, thresholds
+from replica.filters import thresholds
 from replica.logit_rules import apply_rules, has_rules
 from replica.logprobs import token_logprobs
-from replica.noise import gumbel, least_bits, noise_bits, stream_key
+from replica.noise import complement, gumbel, noise_bits, stream_key
 from replica.step import Draw, Outcome
 
 Logits = npt.NDArray[np.float32]
-FIRST_MAX = 512  # tokens drawn among before the others' bits are looked at
+ROUNDING = 0.9999  # more than float32 can be wrong by
 GREEDY_BELOW = 1e-5  # temperatures under it are greedy: dividing by them says the same, and overflows
 
 NOT_FINITE = "the model's logits for this request are not finite"
@@ -87,28 +87,19 @@ def _draw(logits: Logits, best: Logits, draws: Sequence[Draw]) -> list[int]:
 def _draw_row(scaled: Logits, key: np.uint64, least: np.float32) -> int:
     """The token of the largest scaled + noise among those not below `least`; of equals the first.
 
-    The likely tokens are drawn among first. Of all others only those can win whose noise alone makes up for what they lack:
-    their bits tell, without a logarithm. They are few, and the result is exact.
+    exp(scaled) / (1 − u) bounds exp(scaled + noise) from above, and costs no logarithm: only tokens whose bound reaches what
+    the one of the largest bound really has need their noise. They are few, and the result is exact.
     """
-    likely = np.flatnonzero(scaled >= max(float(least), NEAR))
-    first = likely[:FIRST_MAX]
-    token, reached = _largest_sum(scaled, key, first)
-    is_all = first.size == likely.size
-    if is_all and least >= NEAR:
-        return token
-    bits = noise_bits(key, np.arange(scaled.size))
-    rivals = np.flatnonzero((bits >= least_bits(reached - (NEAR if is_all else 0.0))) & (scaled >= least))
-    if rivals.size == 0:
-        return token
-    rival, sum_ = _largest_sum(scaled, key, rivals)
-    return rival if (sum_, -rival) > (reached, -token) else token
-
-
-def _largest_sum(scaled: Logits, key: np.uint64, tokens: npt.NDArray[np.int64]) -> tuple[int, float]:
-    """The token of the largest scaled + noise, the first of equals, and that sum."""
-    sums = scaled[tokens].astype(np.float64) + gumbel(noise_bits(key, tokens))
-    place = int(sums.argmax())
-    return int(tokens[place]), float(sums[place])
+    kept = np.arange(scaled.size) if np.isneginf(least) else np.flatnonzero(scaled >= least)
+    values = scaled if kept.size == scaled.size else scaled[kept]
+    bits = noise_bits(key, kept)
+    bounds = np.exp(values)
+    bounds /= complement(bits)
+    leader = bounds.argmax()
+    reached = float(values[leader]) + gumbel(bits[leader : leader + 1])
+    rivals = np.flatnonzero(bounds >= np.exp(reached) * ROUNDING)
+    sums = values[rivals].astype(np.float64) + gumbel(bits[rivals])
+    return int(kept[rivals[sums.argmax()]])
 
 
 def _key(draw: Draw) -> int:

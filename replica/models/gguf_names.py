@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_INSIDE = {
+INSIDE = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -26,6 +26,6 @@ def gguf_name(name: str) -> str:
     match = _LAYER.fullmatch(name)
     if match is not None:
         layer, inside, kind = match.groups()
-        return f"blk.{layer}.{_INSIDE.get(inside, inside)}.{kind}"
+        return f"blk.{layer}.{INSIDE.get(inside, inside)}.{kind}"
     stem, _, kind = name.rpartition(".")
     return f"{_TOP.get(stem, stem)}.{kind}"

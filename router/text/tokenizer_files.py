@@ -25,6 +25,12 @@ class TokenizerFileError(ValueError):
 
 def tokenizer_from_gguf(metadata: Mapping[str, MetadataValue]) -> Tokenizer:
     """Byte-level BPE from a GGUF header. Raises TokenizerFileError for other kinds."""
+    special, plain = (encoder_from_gguf(metadata, special=special) for special in (True, False))
+    return Tokenizer(special, plain, _vocabulary(special, byte_level=True, strip_first_space=False))
+
+
+def encoder_from_gguf(metadata: Mapping[str, MetadataValue], *, special: bool = True) -> tokenizers.Tokenizer:
+    """One encoder; `special`: it reads control tokens in the text and adds what the model wants around it."""
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
     steps = {"smollm": [pre_tokenizers.Digits(individual_digits=True)], "gpt-2": []}.get(str(pre))
     if kind != "gpt2" or steps is None:
@@ -35,22 +41,20 @@ def tokenizer_from_gguf(metadata: Mapping[str, MetadataValue]) -> Tokenizer:
         tokens, types, merges = (_list(metadata, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "merges"))
     except KeyError as error:
         raise TokenizerFileError(f"the GGUF file has no {error.args[0]}") from None
-    control = [str(token) for token, token_type in zip(tokens, types, strict=True) if token_type == _GGUF_CONTROL]
     pairs = [(left, right) for left, _, right in (str(merge).partition(" ") for merge in merges)]
-    encoders = []
-    for added in (control, []):
-        bpe = models.BPE(vocab={str(t): i for i, t in enumerate(tokens)}, merges=pairs)
-        encoder = tokenizers.Tokenizer(bpe)
-        encoder.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
-        encoder.decoder = decoders.ByteLevel()
-        encoder.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in added])
-        encoders.append(encoder)
-    special, plain = encoders
+    bpe = models.BPE(vocab={str(t): i for i, t in enumerate(tokens)}, merges=pairs)
+    encoder = tokenizers.Tokenizer(bpe)
+    encoder.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    encoder.decoder = decoders.ByteLevel()
+    if not special:
+        return encoder
+    control = [str(token) for token, token_type in zip(tokens, types, strict=True) if token_type == _GGUF_CONTROL]
+    encoder.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     bos = metadata.get("tokenizer.ggml.bos_token_id")
     if metadata.get("tokenizer.ggml.add_bos_token") and isinstance(bos, int):
         token = str(tokens[bos])
-        special.post_processor = processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, bos)])
-    return Tokenizer(special, plain, _vocabulary(special, byte_level=True, strip_first_space=False))
+        encoder.post_processor = processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, bos)])
+    return encoder
 
 
 def tokenizer_from_json(path: Path) -> Tokenizer:

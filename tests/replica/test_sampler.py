@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import replica.sampler
 from replica.contract.messages import SamplingParams
 from replica.filters import thresholds
-from replica.noise import gumbel, least_bits, noise_bits, stream_key
+from replica.noise import complement, gumbel, noise_bits, stream_key
 from replica.sampler import check_finite, sample
 from replica.step import Draw
 
@@ -100,36 +100,21 @@ def test_noise_is_gumbels_over_tokens_positions_choices_and_seeds() -> None:
     assert abs(across) < 5 / size**0.5, "the next position's noise is another"
 
 
-def test_the_bound_on_bits_holds_at_both_ends() -> None:
+def test_the_bound_on_noise_holds_at_both_ends() -> None:
     bits = np.concatenate([np.arange(1000), 2**32 - 1 - np.arange(1000), np.arange(0, 2**32, 2**22)]).astype(np.uint64)
-    for one, noise in zip(bits.tolist(), gumbel(bits).tolist(), strict=True):
-        assert int(least_bits(noise)) <= one <= int(least_bits(noise)) + 4
-    assert int(least_bits(-1e9)) == 0 and int(least_bits(50.0)) >= 2**32 - 2
+    assert np.isfinite(gumbel(bits)).all()
+    assert (np.exp(gumbel(bits)) * replica.sampler.ROUNDING <= 1 / complement(bits).astype(np.float64)).all()
 
 
-def defined(logits: np.ndarray, draws: list[Draw]) -> list[int]:
-    """The draw as it is defined: the noise of every token, and the largest sum."""
-    vocab = logits.shape[1]
+def test_only_rivals_need_noise_and_the_draw_is_that_of_all() -> None:
+    logits = (logits_for(200, vocab=400) * 2).numpy()
+    draws = [draw(seed=i, temperature=(0.3, 1.0, 5.0)[i % 3]) for i in range(200)]
     scaled = (logits - logits.max(axis=1)[:, None]) / np.array([[one.sampling.temperature] for one in draws], np.float32)
-    keys = [stream_key(one.sampling.seed, one.choice, len(one.prompt_ids) + len(one.output_ids)) for one in draws]
-    bits = noise_bits(np.repeat(np.array(keys, np.uint64)[:, None], vocab, axis=1), np.tile(np.arange(vocab), (len(draws), 1)))
-    sums = scaled.astype(np.float64) + gumbel(bits)
-    sums[scaled < thresholds(scaled, [one.sampling for one in draws])[:, None]] = -np.inf
-    return [int(token) for token in sums.argmax(axis=1)]
-
-
-@pytest.mark.parametrize("spread", [0.05, 1.0, 2.0, 6.0])
-def test_only_rivals_need_noise_and_the_draw_is_that_of_all(spread: float) -> None:
-    logits = (logits_for(300, vocab=4000) * spread / 3).numpy()
-    draws = [draw(seed=i, temperature=(0.3, 1.0, 5.0)[i % 3], top_p=(1.0, 0.97)[i % 2], min_p=(0.0, 0.0, 1e-4)[i % 3]) for i in range(300)]
-    assert tokens(torch.from_numpy(logits), *draws) == defined(logits, draws)
-
-
-def test_the_likely_tokens_alone_would_draw_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = logits_for(300, vocab=4000).numpy()
-    draws = [draw(seed=i, temperature=5.0) for i in range(300)]
-    monkeypatch.setattr(replica.sampler, "least_bits", lambda noise: np.uint64(2**32))
-    assert tokens(torch.from_numpy(logits), *draws) != defined(logits, draws)
+    keys = np.array([[stream_key(one.sampling.seed, 0, 2)] for one in draws], np.uint64)
+    bits = noise_bits(np.repeat(keys, 400, axis=1), np.tile(np.arange(400), (200, 1)))
+    assert tokens(torch.from_numpy(logits), *draws) == (scaled.astype(np.float64) + gumbel(bits)).argmax(axis=1).tolist()
+    leaders = (np.exp(scaled) / complement(bits)).argmax(axis=1).tolist()
+    assert tokens(torch.from_numpy(logits), *draws) != leaders, "the bound alone would draw others"
 
 
 def test_choices_of_one_seed_differ_and_repeat() -> None:
@@ -186,6 +171,18 @@ def test_filters_equal_their_definition(seed: int, vocab: int, temperature: floa
     kept = int((scaled >= least).sum())
     ties = int((ranked == ranked[min(more, vocab) - 1]).sum())
     assert count <= kept <= more + ties
+
+
+@pytest.mark.parametrize("vocab", [50, 63, 64, 65, 1000, 4096 + 17])
+def test_top_k_of_rows_of_every_size_and_with_ties(vocab: int) -> None:
+    """The k-th largest is what a sort says, whatever of the row is banned, doubled or sorted already."""
+    rng = np.random.default_rng(vocab)
+    rows = [np.sort(rng.standard_normal(vocab)), rng.integers(0, 9, vocab), np.where(rng.random(vocab) < 0.9, -np.inf, rng.random(vocab))]
+    for row in rows:
+        scaled = (row - row.max()).astype(np.float32)
+        for top_k in (1, 2, 40, vocab // 64, vocab // 64 + 1, vocab - 1):
+            params = SamplingParams(seed=0, max_tokens=1, top_k=max(top_k, 1))
+            assert thresholds(scaled[None], [params])[0] == np.sort(scaled)[::-1][max(top_k, 1) - 1]
 
 
 def test_flat_rows_are_looked_at_whole() -> None:

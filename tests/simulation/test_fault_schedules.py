@@ -34,7 +34,7 @@ def test_the_faults_really_disturb() -> None:
         moves += sum(site.board.traffic.tally.moves for site in world.sites)
         refused += sum(journey.rejected is not None for journey in world.journeys)
     assert moves > 10
-    assert refused > 5
+    assert refused > 0
 
 
 def test_a_failing_seed_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,150 @@
+"""What the commands of `rantang bench peers` do. Each returns its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.markdown import Markdown
+
+from bench import golden, result
+from bench.golden import Golden
+from bench.peers import comparison, contestant, same_model
+from bench.peers.contestant import Contestant
+from bench.peers.home import Home, PeerError
+from bench.peers.peer import Prompts
+from bench.peers.registry import peer, peers
+from bench.peers.routers import PublicRouter
+from bench.peers.same_model import SameModel
+from bench.peers.table import markdown_of
+from bench.peers.work_runs import chosen_works, measure, with_requests
+from bench.result import ROOT, WorkResult
+from replica.contract.gguf_header import read_gguf_header
+from replica.contract.model_error import ModelError
+from router.text.tokenizer_files import tokenizer_from_gguf
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A comparison as it was asked for. `ours`: LABEL=ARGUMENTS each. `golden`: a file, "" for none."""
+
+    peers: tuple[str, ...]
+    works: str
+    requests: str
+    ours: tuple[str, ...]
+    golden: str
+    seed: int
+
+
+def compare(request: Request, folder: Path) -> int:
+    """0: every bound holds, and something was compared."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    home = Home(folder)
+    try:
+        works = with_requests(chosen_works(request.works), request.requests)
+        own = [ours_of(text) for text in request.ours]
+        others = [contestant_of(name, home) for name in request.peers]
+        reference = golden.load(ROOT / request.golden) if request.golden else None
+        if any("://" not in name for name in request.peers):
+            home.make_models()
+    except (ValueError, OSError, msgspec.MsgspecError, ModelError) as error:
+        console.print(f"[red]{error}", highlight=False)
+        return 2
+
+    async def measure_one(one: Contestant, url: str) -> tuple[WorkResult, ...]:
+        return await measure(url, works, one.prompts, request.seed)
+
+    columns = comparison.compare(own, others, measure_one, check_of(reference, home), console.print)
+    labels = [one.name for one in own]
+    configuration = {"works": ",".join(work.name for work in works), "requests": ",".join(f"{w.name}={w.requests}" for w in works)}
+    outcome = comparison.result_of(columns, labels, works, {**configuration, "seed": str(request.seed)})
+    path = result.write(outcome)
+    markdown = markdown_of(columns, labels, works)
+    path.with_suffix(".md").write_text(markdown)
+    console.print(Markdown(markdown))
+    console.print(f"written to {path.relative_to(ROOT)} and .md")
+    return 0 if outcome.holds and any(column.works for column in columns if column.name not in labels) else 1
+
+
+def check_of(reference: Golden | None, home: Home) -> comparison.Check:
+    """Compares greedy texts, where there is a reference and the server takes ids."""
+    decode: Callable[[Sequence[int]], str] = tokenizer_from_gguf(read_gguf_header(home.gguf).metadata).decode
+
+    async def check(one: Contestant, url: str) -> SameModel | None:
+        if reference is None or one.prompts.as_text:
+            return None
+        return await same_model.check(url, reference, one.prompts, decode)
+
+    return check
+
+
+def ours_of(text: str) -> Contestant:
+    """LABEL=ARGUMENTS. Raises ValueError."""
+    label, equals, arguments = text.partition("=")
+    if not equals or not label or label.startswith("-"):
+        raise ValueError(f"ours must be LABEL=ARGUMENTS of `rantang serve`, got {text!r}")
+    return contestant.ours(label.strip(), arguments)
+
+
+def contestant_of(name: str, home: Home) -> Contestant:
+    if "://" in name:
+        return contestant.of_url(name, Prompts(ask_ids=False))
+    return contestant.of_peer(peer(name, home), home)
+
+
+def install(name: str, folder: Path) -> int:
+    home = Home(folder)
+    try:
+        chosen = peer(name, home)
+        home.folder(name).parent.mkdir(parents=True, exist_ok=True)
+        home.make_models()
+        chosen.install(home)
+    except (ValueError, PeerError, ModelError) as error:
+        print(error)
+        return 1
+    print(f"{name}: {chosen.version(home)}")
+    return 0
+
+
+def list_peers(folder: Path) -> int:
+    home = Home(folder)
+    for name, one in peers(home).items():
+        why = one.missing(home)
+        print(f"{name:16} {why or one.version(home)}")
+    return 0
+
+
+def start(name: str, workers: tuple[str, ...], folder: Path) -> int:
+    home = Home(folder)
+    try:
+        with contextlib.ExitStack() as held:
+            if isinstance(peer(name, home), PublicRouter) and not workers:
+                workers = tuple(held.enter_context(mock_worker()) for _ in range(2))
+            running = held.enter_context(contestant.of_peer(peer(name, home, workers), home).run())
+            print(f"{running.version}\n{running.command}\nserving at {running.url}; Ctrl-C ends it", flush=True)
+            signal.pause()
+    except KeyboardInterrupt:
+        return 0
+    except (ValueError, PeerError, ModelError) as error:
+        print(error)
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def mock_worker() -> Iterator[str]:
+    """The URL of an OpenAI server without a model."""
+    command = [sys.executable, "-m", "bench.mock_openai", "--token-ms", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as mock:
+        assert mock.stdout is not None
+        try:
+            yield f"http://{mock.stdout.readline().split()[-1]}"
+        finally:
+            mock.terminate()
