@@ -91,7 +91,8 @@ inline void panel_quantised(const Matrix& w, const Rows& x, int row, int panel, 
             q[z + 1] = KIND == Q4 ? high_nibbles(v) : load_i(weights + (z + 1) * 64);
         }
         if (M <= 8)
-            for (int z = 0; z < BYTES; z += 64) prefetch(weights + AHEAD + z);
+            for (int z = 0; z < BYTES; z += 64) prefetch(weights + 2 * AHEAD + z);
+        prefetch(scales + AHEAD / 2);
         const F d = from_f16(scales), m = KIND == Q4 ? from_f16(scales + LANES) : mul(d, all(-128));
 #pragma GCC unroll 12
         for (int i = 0; i < M; i++) {

@@ -101,7 +101,7 @@ class Decoder {
         if (const int fault = check(step)) return fault;
         lay_out(step);
         team_.run(8 * m_.layers + 3, [&](Team::Worker worker) {
-            worker.each(step.tokens, [&](int t) { read_row(m_.embedding, (int)step.ids[t], step.hidden + (size_t)t * m_.hidden); });
+            worker.each(step.tokens, 1 + step.tokens / 16, [&](int t) { read_row(m_.embedding, (int)step.ids[t], step.hidden + (size_t)t * m_.hidden); });
             for (int i = 0; i < m_.layers; i++) {
                 attention_half(step, i, worker);
                 feed_forward_half(step, layers_[i], worker);
@@ -190,9 +190,12 @@ class Decoder {
         if (queries_.size() < (size_t)tokens * m_.heads * m_.dim) queries_.resize((size_t)tokens * m_.heads * m_.dim);
     }
 
+    // Three turns for each thread: long enough that what is fetched ahead is its own, short enough for even ends.
+    int run_of(int tasks) const { return (tasks + 3 * team_.size() - 1) / (3 * team_.size()); }
+
     void norm(const float* stream, const int32_t* which, int count, const float* weight, const Matrix& reader, Team::Worker& worker) {
         const Rows to = normed_.of(reader);
-        worker.each(count, [&](int i) {
+        worker.each(count, 1 + count / 16, [&](int i) {
             float* line = thread_[worker.index].line.data();
             normalise(stream + (size_t)(which ? which[i] : i) * m_.hidden, weight, m_.hidden, m_.epsilon, line);
             to.put(i, 0, line, m_.hidden);
@@ -202,7 +205,7 @@ class Decoder {
     // out [rows][width] = W · x, or += with `adds`; see(row, column, y, count) is shown every piece.
     template <class See>
     void multiply(const Matrix& w, const Rows& x, int rows, float* out, int width, bool adds, Team::Worker& worker, const See& see) {
-        worker.each(w.pairs(), [&](int pair) {
+        worker.each(w.pairs(), run_of(w.pairs()), [&](int pair) {
             const int column = pair * PAIR, kept = std::min(PAIR, width - column);
             outputs<1>(w, x, rows, pair, [&](int row, int count, const float* y) {
                 for (int i = 0; i < count; i++, y += PAIR) {
@@ -223,9 +226,9 @@ class Decoder {
         const Cache cache{m_.pool + (size_t)index * m_.pages * 2 * m_.kv_heads * m_.block * m_.dim, m_.kv_heads, m_.block, m_.dim};
         norm(step.hidden, nullptr, step.tokens, layer.attention_norm, layer.qkv, worker);
         multiply(layer.qkv, normed_.of(layer.qkv), step.tokens, qkv_.data(), qkv_width_, false, worker);
-        worker.each(step.tokens, [&](int t) { turn_and_write(step, layer, cache, t); });
+        worker.each(step.tokens, 1 + step.tokens / 16, [&](int t) { turn_and_write(step, layer, cache, t); });
         const Rows to = attended_.of(layer.out);
-        worker.each((int)pieces_.size() * m_.kv_heads, [&](int task) {
+        worker.each((int)pieces_.size() * m_.kv_heads, 1, [&](int task) {
             const Piece piece = pieces_[task / m_.kv_heads];
             const int kv_head = task % m_.kv_heads, width = m_.heads * m_.dim, first_column = kv_head * heads_per_kv_ * m_.dim;
             const Place place = places_[piece.first];
@@ -260,7 +263,7 @@ class Decoder {
     void feed_forward_half(const Step& step, const Layer& layer, Team::Worker& worker) {
         norm(step.hidden, nullptr, step.tokens, layer.feed_forward_norm, layer.gate_up, worker);
         const Rows from = normed_.of(layer.gate_up), to = gated_.of(layer.down);
-        worker.each(m_.width / PAIR, [&](int task) {  // two pairs: 32 of gate and 32 of up
+        worker.each(m_.width / PAIR, run_of(m_.width / PAIR), [&](int task) {  // two pairs: 32 of gate and 32 of up
             outputs<2>(layer.gate_up, from, step.tokens, 2 * task, [&](int row, int count, const float* y) {
                 for (int i = 0; i < count; i++) {
                     float gated[PAIR];

@@ -38,10 +38,9 @@ class Team {
     class Worker {
        public:
         Worker(Team& team, int index) : index(index), team_(team) {}
-        // task(i) for i = 0 … count - 1, shared out in short runs; returns when all tasks of all threads are done.
+        // task(i) for i = 0 … count - 1, shared out in runs of `grain`; returns when all tasks of all threads are done.
         template <class Task>
-        void each(int count, const Task& task) {
-            const int grain = 1 + count / (16 * team_.size_);
+        void each(int count, int grain, const Task& task) {
             auto& taken = team_.taken_[phase_++].value;
             for (int first; (first = taken.fetch_add(grain, std::memory_order_relaxed)) < count;)
                 for (int i = first; i < count && i < first + grain; i++) task(i);
