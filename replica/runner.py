@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.ops import use_threads
 from replica.config import EngineConfig
 from replica.contract.messages import EngineLimits
-from replica.forward import Computed, last_tokens
+from replica.forward import Computed, Forward, last_tokens
 from replica.held_model import OnStage, Stages, hold_model
 from replica.parallel.group import SingleRank, TensorParallel
 from replica.prompt_scores import score_prompt
@@ -60,6 +60,11 @@ class ModelRunner:
     def kv_block_bytes(self) -> int:
         """Of one block in all layers, over all ranks."""
         return self._held.size.block_bytes
+
+    @property
+    def forward_pass(self) -> Forward:
+        """To be measured by itself."""
+        return self._held.forward
 
     @property
     def kernels(self) -> str:

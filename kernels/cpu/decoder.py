@@ -49,9 +49,19 @@ class DecoderModel:
     sine: Tensor
 
     @property
+    def multiplied(self) -> tuple[PackedMatrix, ...]:
+        """Every matrix that a step multiplies by."""
+        return (*(one for each in self.layers for one in (each.qkv, each.out, each.gate_up, each.down)), self.head)
+
+    @property
     def nbytes(self) -> int:
-        matrices = {id(one): one.nbytes for each in self.layers for one in (each.qkv, each.out, each.gate_up, each.down)}
-        return sum({**matrices, id(self.embedding): self.embedding.nbytes, id(self.head): self.head.nbytes}.values())
+        """That a step reads of weights, at least."""
+        return sum(one.nbytes for one in self.multiplied)
+
+    @property
+    def parameters(self) -> int:
+        """Multiplications for one token."""
+        return sum(one.rows * one.columns for one in self.multiplied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,8 @@ class Decoder:
         """pool [layers, pages, 2, kv_heads, block, D] bfloat16, contiguous; inside a page only the step knows where things are."""
         assert pool.is_contiguous() and pool.dtype is torch.bfloat16 and pool.shape[0] == len(model.layers)
         self._library = library
-        self._kept = (model, pool)
+        self.model = model
+        self._pool = pool
         self.hidden_size = model.embedding.columns
         self.vocab_size = model.head.rows
         table = (LayerC * len(model.layers))(*(_layer(each) for each in model.layers))
