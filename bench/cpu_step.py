@@ -2,7 +2,8 @@
 
 `python -m bench.cpu_step [--form bfloat16|w8a8|w4a8] [--memory-gb-s 28] [--operations-g-s 448]`. A step of B sequences with one key
 each is its linear layers (and what little else there is); with 512 keys each, less that, its attention. The limit of B tokens is the
-longer of reading the weights once and of their multiplications; `--operations-g-s` counts bfloat16, int8 does twice as many.
+longer of reading the weights once and of their multiplications. The memory's speed is measured before and after (the better counts)
+unless it is given: on a shared machine it drifts by a factor of two. `--operations-g-s` counts bfloat16, int8 does twice as many.
 Wants a quiet machine.
 """
 
@@ -14,6 +15,8 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+
+import torch
 
 from bench import result
 from bench.cpu_quality import FORMS
@@ -64,7 +67,19 @@ def median_ms(call: Callable[[], object]) -> float:
     return 1e3 * statistics.median(times)
 
 
-def measure(runner: ModelRunner, memory_gb_s: float, operations_g_s: float) -> list[Metric]:
+def memory_speed_gb_s() -> float:
+    """Reading 512 MB with all threads, the best of some."""
+    numbers = torch.ones(1 << 27)
+    best = 0.0
+    for _ in range(8):
+        started = time.perf_counter()
+        numbers.sum()
+        best = max(best, numbers.nbytes / 1e9 / (time.perf_counter() - started))
+    return best
+
+
+def measure(runner: ModelRunner, given_gb_s: float | None, operations_g_s: float) -> list[Metric]:
+    memory_gb_s = given_gb_s or memory_speed_gb_s()
     forward = runner.forward_pass
     if not isinstance(forward, CpuForward):
         raise SystemExit(f"no C++ step to measure: {runner.kernels}")
@@ -72,9 +87,13 @@ def measure(runner: ModelRunner, memory_gb_s: float, operations_g_s: float) -> l
     parameters = model.parameters
     metrics = [result.plain("weights", model.nbytes / 1e6, "MB a step")]
     linear_ms = {}
-    for sequences, least in LINEAR_LEAST_PERCENT.items():
+    for sequences in LINEAR_LEAST_PERCENT:
         step = batches.decodes(sequences, 1)
-        taken = linear_ms[sequences] = median_ms(lambda step=step: runner.forward(step))  # type: ignore[misc]
+        linear_ms[sequences] = median_ms(lambda step=step: runner.forward(step))  # type: ignore[misc]
+    memory_gb_s = given_gb_s or max(memory_gb_s, memory_speed_gb_s())
+    metrics.append(result.plain("memory", memory_gb_s, "GB/s"))
+    for sequences, least in LINEAR_LEAST_PERCENT.items():
+        taken = linear_ms[sequences]
         limit = 1e3 * max(model.nbytes / (memory_gb_s * 1e9), 2 * parameters * sequences / (operations_g_s * 1e9))
         metrics.append(result.plain(f"batch_{sequences}.tokens_per_s", 1e3 * sequences / taken, "tokens/s"))
         metrics.append(result.at_least(f"batch_{sequences}.of_limit", 100 * limit / taken, least, "%"))
@@ -92,7 +111,7 @@ def measure(runner: ModelRunner, memory_gb_s: float, operations_g_s: float) -> l
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--form", choices=sorted(FORMS), default="bfloat16")
-    parser.add_argument("--memory-gb-s", type=float, default=28)
+    parser.add_argument("--memory-gb-s", type=float, help="instead of measuring it")
     parser.add_argument("--operations-g-s", type=float, default=448, help="bfloat16, of all cores")
     options = parser.parse_args()
     config = {"dtype": "bfloat16", "quantization": FORMS[options.form], "num_threads": len(os.sched_getaffinity(0))}
@@ -100,7 +119,7 @@ def main() -> int:
     operations = options.operations_g_s * (1 if FORMS[options.form] is None else 2)
     outcome = Result(
         f"cpu-step-{options.form}",
-        {"kernels": runner.kernels, "memory_gb_s": str(options.memory_gb_s), "operations_g_s": str(operations)},
+        {"kernels": runner.kernels, "operations_g_s": str(operations)},
         metrics=tuple(measure(runner, options.memory_gb_s, operations)),
     )
     result.show(outcome)

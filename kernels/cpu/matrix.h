@@ -21,17 +21,18 @@ struct Matrix {  // as Python passes it
 
 constexpr int GROUP = 32;     // weights and activations that share a scale
 constexpr int TILE_ROWS = 12; // rows of x at once: with two panels 24 chains, enough to hide the latency of a product
+constexpr int QUANTISED_ROWS = 8; // there a tile holds a group of weights too
 constexpr int PAIR = 2 * LANES;
 constexpr int AHEAD = 1024;   // bytes
 
-// Activations, as the matrix that reads them wants them: bf16, or int8 with scale and scale · sum for each group.
+// Activations, as the matrix that reads them wants them: bf16 [rows][stride], or int8 [groups][rows][32] with scale and scale · sum
+// [groups][rows], so that what a tile reads of a group lies together.
 struct Rows {
     bool quantised = false;
-    int stride = 0;  // elements; a cache line more than the width, so that rows do not share cache sets
+    int rows = 0, stride = 0;  // stride: a cache line more than the width, so that rows do not share cache sets
     uint16_t* bf16 = nullptr;
     int8_t* q = nullptr;
     float *scale = nullptr, *sum = nullptr;
-    int groups() const { return stride / GROUP; }
 
     void put(int row, int column, const float* values, int count) const {  // whole groups
         if (!quantised) {
@@ -44,8 +45,8 @@ struct Rows {
             const float most = top(greatest(abs(a), abs(b)));
             const F by = all(most > 0 ? 127.0f / most : 0.0f);
             const F x = rounded(mul(a, by)), y = rounded(mul(b, by));
-            const size_t at = (size_t)row * stride + column + i, group = at / GROUP;
-            store_i8(q + at, x), store_i8(q + at + LANES, y);
+            const size_t group = (size_t)(column + i) / GROUP * rows + row;
+            store_i8(q + group * GROUP, x), store_i8(q + group * GROUP + LANES, y);
             const float total = ::sum(add(x, y));  // NaN and infinity in, NaN out: never hidden by the conversion
             scale[group] = total - total == 0 ? most / 127.0f : total - total;
             sum[group] = scale[group] * total;
@@ -79,9 +80,9 @@ inline void panel_quantised(const Matrix& w, const Rows& x, int row, int panel, 
     const int groups = w.columns / GROUP;
     const uint8_t* weights = (const uint8_t*)w.weights + (size_t)panel * groups * BYTES;
     const uint16_t* scales = w.scales + (size_t)panel * groups * SCALES;
-    const int32_t* in = (const int32_t*)x.q + (size_t)row * x.stride / 4;
-    const float *scale = x.scale + (size_t)row * x.groups(), *sum = x.sum + (size_t)row * x.groups();
-    for (int g = 0; g < groups; g++, weights += BYTES, scales += SCALES) {
+    const int32_t* in = (const int32_t*)x.q + (size_t)row * GROUP / 4;
+    const float *scale = x.scale + row, *sum = x.sum + row;
+    for (int g = 0; g < groups; g++, weights += BYTES, scales += SCALES, in += (size_t)x.rows * GROUP / 4, scale += x.rows, sum += x.rows) {
         I q[8];
 #pragma GCC unroll 8
         for (int z = 0; z < 8; z += 2) {
@@ -94,16 +95,14 @@ inline void panel_quantised(const Matrix& w, const Rows& x, int row, int panel, 
         const F d = from_f16(scales), m = KIND == Q4 ? from_f16(scales + LANES) : mul(d, all(-128));
 #pragma GCC unroll 12
         for (int i = 0; i < M; i++) {
-            const int32_t* values = in + (size_t)i * (x.stride / 4) + g * 8;
             I even = zero_i(), odd = zero_i();
 #pragma GCC unroll 8
             for (int z = 0; z < 8; z += 2) {
-                even = dot_u8_i8(even, q[z], all_i((uint32_t)values[z]));
-                odd = dot_u8_i8(odd, q[z + 1], all_i((uint32_t)values[z + 1]));
+                even = dot_u8_i8(even, q[z], all_i((uint32_t)in[i * 8 + z]));
+                odd = dot_u8_i8(odd, q[z + 1], all_i((uint32_t)in[i * 8 + z + 1]));
             }
-            const size_t at = (size_t)i * x.groups() + g;
-            acc[i][side] = fma(mul(d, all(scale[at])), to_float(add_i(even, odd)), acc[i][side]);
-            acc[i][side] = fma(m, all(sum[at]), acc[i][side]);
+            acc[i][side] = fma(mul(d, all(scale[i])), to_float(add_i(even, odd)), acc[i][side]);
+            acc[i][side] = fma(m, all(sum[i]), acc[i][side]);
         }
     }
 }
@@ -133,7 +132,8 @@ void outputs(const Matrix& w, const Rows& x, int rows, int pair, const Put& put)
     static constexpr Tile of[TILE_ROWS] = {tile<1>, tile<2>, tile<3>, tile<4>,  tile<5>,  tile<6>,
                                            tile<7>, tile<8>, tile<9>, tile<10>, tile<11>, tile<12>};
     alignas(64) float out[PAIRS * TILE_ROWS * PAIR];
-    for (int row = 0, left = (rows + TILE_ROWS - 1) / TILE_ROWS; left; left--) {
+    const int most = x.quantised ? QUANTISED_ROWS : TILE_ROWS;
+    for (int row = 0, left = (rows + most - 1) / most; left; left--) {
         const int count = (rows - row + left - 1) / left;
         for (int i = 0; i < PAIRS; i++) of[count - 1](w, x, row, pair + i, out + i * count * PAIR);
         put(row, count, out);

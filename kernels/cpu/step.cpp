@@ -48,7 +48,7 @@ enum Fault { FINE = 0, BAD_SHAPE = 1, BAD_TOKEN = 2, BAD_POSITION = 3, BAD_PAGE 
 class Buffer {  // the activations that a matrix reads, in the form that it wants
    public:
     void reserve(int rows, int width, bool bf16, bool quantised) {
-        view_.stride = width + GROUP;
+        view_.rows = rows, view_.stride = width + GROUP;
         const size_t size = (size_t)rows * view_.stride;
         if (bf16 && bf16_.size() < size) bf16_.resize(size);
         if (quantised && q_.size() < size) q_.resize(size), scale_.resize(size / GROUP), sum_.resize(size / GROUP);
