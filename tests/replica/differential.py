@@ -204,7 +204,8 @@ def moved(runner: ModelRunner, steps: int) -> tuple[Answers, int]:
     for one in TABLE:
         first.submit(one)
     for _ in range(steps):
-        first.step()
+        if first.engine.has_work:
+            first.step()
     carried = [Asked(one.prompt, one.sampling, one.choice, tuple(first.answers[n])) for n, one in enumerate(TABLE)]
     return Lab(runner, Setting()).answer(carried), sum(len(one.emitted) for one in carried)
 

@@ -92,7 +92,7 @@ def test_everything_at_every_size(subject: Subject) -> None:
     """Every chunk, every pool from the least that holds the longest request, every policy, many preemptions and moves."""
     for budget in range(1, 80):
         assert subject.differ(lab.Lab(subject.runner, lab.Setting(budget=budget)).answer(lab.TABLE)) == [], budget
-    for blocks in range(13, 60):
+    for blocks in range(15, 60):
         assert subject.differ(lab.in_a_tiny_pool(subject.runner, blocks)[0]) == [], blocks
     for each in POLICIES:
         assert subject.differ(lab.with_strangers(subject.runner, policy(*each))) == [], each

@@ -96,6 +96,7 @@ from bench.peers import cli, comparison, contestant
 from bench.peers.home import Home
 from tests.bench.peers.fake_peer import FakePeer
 signal.signal(signal.SIGTERM, cli._exit)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests in the background had it ignored
 async def measure(one, url):
     import asyncio
     print("measuring", flush=True)
