@@ -13,6 +13,7 @@ import torch
 
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
+from replica.forward import TorchForward
 from replica.runner import ModelRunner
 from replica.step import BlockCopy, Draw, Row, Step
 from tests.replica.model_driver import Driver, greedy
@@ -216,6 +217,8 @@ def test_the_comparison_sees_what_sets_a_family_apart(tmp_path: Path) -> None:
         logits = runner_of(family.directory).forward(Step(0, (row(0, 90, [5, 9, 2, 40, 41, 3]),)))[0]
         assert not family.agrees(logits, 90), name
     family = Family(tmp_path / "qwen3", "qwen3")
-    layers = family.runner._held.model.layers
+    forward = family.runner._held.forward
+    assert isinstance(forward, TorchForward)
+    layers = forward.model.layers
     object.__setattr__(layers[0], "head_norms", None)
     assert not family.agrees(family.runner.forward(Step(0, (row(0, 90, [5, 9, 2, 40, 41, 3]),)))[0], 90)
