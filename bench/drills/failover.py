@@ -100,8 +100,9 @@ async def run(served: Stack, how: str, output_tokens: int = 96) -> Failover:
         streams = [asyncio.create_task(client.send(call)) for call in calls(output_tokens)]
         tokens_before = await _under_way(client, earlier, STREAMS * output_tokens // 4)
         victim = served.of_role("replica")[0]
+        moved_before = await _moves(served.url)
         fault_s = time.perf_counter()
-        moves = asyncio.create_task(_last_move(served.url))
+        moves = asyncio.create_task(_last_move(served.url, moved_before))
         os.kill(victim.pid, SIGNALS[how])
         try:
             disturbed = await asyncio.gather(*streams)
@@ -153,19 +154,22 @@ async def _under_way(client: LoadClient, earlier: int, wanted: int) -> int:
     return client.tokens_received - earlier
 
 
-async def _last_move(url: str) -> float | None:
-    """When the router's count of moved streams was last seen to grow, until cancelled. None: it has not."""
+async def _last_move(url: str, before: float) -> float | None:
+    """When the router's count of moved streams was last seen to grow, until cancelled. None: it has not grown beyond `before`."""
     last: float | None = None
     with contextlib.suppress(asyncio.CancelledError):
-        before = None
         while True:
-            page = metrics_page.parse(await asyncio.to_thread(stack.get_text, f"{url}/metrics"))
-            count = page.values.get(metrics_page.MOVES, 0.0)
-            if before is not None and count > before:
+            count = await _moves(url)
+            if count > before:
                 last = time.perf_counter()
             before = count
             await asyncio.sleep(METRICS_POLL_S)
     return last
+
+
+async def _moves(url: str) -> float:
+    page = metrics_page.parse(await asyncio.to_thread(stack.get_text, f"{url}/metrics"))
+    return page.values.get(metrics_page.MOVES, 0.0)
 
 
 async def _replaced(served: Stack, victim: Process, replicas: int) -> float | None:
