@@ -33,6 +33,8 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     blocks: int  # needed beside the cached ones, of one choice
     batch: int  # requests there, this one included
     service_s: float  # by how much it delays whoever comes after it
+    alone_tpot_s: float = 0.0  # a step's time if it had the replica to itself
+    idle_s: float = 0.0  # until all who are there now are through
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
@@ -157,6 +159,8 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
         blocks=blocks,
         batch=ahead.there + request.choices,
         service_s=service_s,
+        alone_tpot_s=k.a + k.c * min(limits.max_num_seqs, request.choices) + k.d * request.prompt_tokens,
+        idle_s=ahead.there / ahead.finishes_per_s if ahead.finishes_per_s > 0 else 0.0,
     )
 
 

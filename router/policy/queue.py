@@ -163,6 +163,25 @@ class WaitQueue:
         line = self._lines[name] if name else next(iter(self._lines.values()))
         return line.turn(yields).entries[0]
 
+    def others(self, head: Waiting, first: Sequence[str], yields: Callable[[str], bool], tpot_s: float) -> Iterator[Waiting]:
+        """Who may go while `head` cannot: in the order of classes and turns, one of each lane, then the second of each.
+
+        `tpot_s`: whoever was promised less per token is passed over unasked, however many they are.
+        """
+        names = sorted(self._lines, key=lambda name: (name not in first, self._lines[name].earliest_s()))
+        lanes = [(yields(tenant), lane) for name in names for tenant, lane in self._lines[name].lanes.items()]
+        rows = [
+            (one for one in lane.entries if one is not head and (one.slo.tpot_s is None or one.slo.tpot_s >= tpot_s))
+            for _, lane in sorted(lanes, key=lambda each: each[0])
+        ]
+        while rows:
+            left = []
+            for row in rows:
+                if (one := next(row, None)) is not None:
+                    yield one
+                    left.append(row)
+            rows = left
+
     def ahead_s(self, request_class: str, tenant: str, deadline_s: float) -> float:
         """Work that would come before such a request: its lane's with an earlier deadline, and what others get in between."""
         line = self._lines.get(request_class)
