@@ -163,7 +163,7 @@ class Reception:
         if not outlays:
             return None
         view = one.view
-        depth = self._standing.depth(self._classes[view.request_class], view.tenant, now)
+        depth = self._standing.depth(self._classes[view.request_class], one.slo, view.tenant, now)
         promise = Promise(one.slo, max(0.0, now - one.arrival_s), 0.0, depth.depth_s, depth.is_lean)
         choice = self._admission.admit(view, promise, outlays, now)
         if choice is None:
@@ -234,7 +234,7 @@ class Reception:
 
     def _promise(self, service: ServiceClass, tenant: str, slo: Slo, arrival_s: float, now: float) -> Promise:
         ahead_s = self.queue.ahead_s(service.name, tenant, arrival_s + slo.queue_time_s) if len(self.queue) else 0.0
-        depth = self._standing.depth(service, tenant, now)
+        depth = self._standing.depth(service, slo, tenant, now)
         return Promise(slo, max(0.0, now - arrival_s), ahead_s, depth.depth_s, depth.is_lean)
 
     def _admitted(

@@ -1,12 +1,13 @@
 """Refusals before any text is read: only where no prompt could be served in time, and counted like the others."""
 
+import msgspec
 import pytest
 
 from router.config import RouterConfig
 from router.policy.classes import Terms
 from router.reception import Reception
 from tests.router.modelled_replica import CPU, ModelledReplica
-from tests.router.virtual_world import World, prompt_of, request
+from tests.router.virtual_world import HEARTBEAT_S, World, prompt_of, request
 
 CONFIG = RouterConfig(queue_time_slo_s=2.0)
 
@@ -19,11 +20,12 @@ def prove(world: World) -> None:
 
 
 def busy_world() -> World:
-    """One replica with more work than fits into the SLO."""
+    """One replica with more work than fits into the SLO; another router's."""
     world = World(CONFIG, [ModelledReplica("r0", truth=CPU)])
     prove(world)
     for i in range(30):
-        world.arrive(request(f"b{i}", prompt_of(i, 400)), slo_s=100.0)
+        world.replicas["r0"].submit(msgspec.structs.replace(request(f"b{i}", prompt_of(i, 400)), attempt=1_000_000 + i), world.now)
+    world.run(world.now + HEARTBEAT_S)
     return world
 
 

@@ -55,16 +55,24 @@ CLASSES = Classes(
 
 def test_who_may_fill_the_queues_of_replicas() -> None:
     standing = Standing(CLASSES, lambda tenant: 1.0)
-    assert not standing.depth(CLASSES["interactive"], "", 0.0).is_lean
-    assert standing.depth(CLASSES["standard"], "", 0.0).is_lean
+    assert not standing.depth(CLASSES["interactive"], CLASSES["interactive"].slo, "", 0.0).is_lean
+    assert standing.depth(CLASSES["standard"], CLASSES["standard"].slo, "", 0.0).is_lean
     standing.charge("interactive", "", 1000, 0.0)
     standing.seen(CLASSES["batch"], "", 0.0)
     assert standing.behind(0.0) == ("batch",)
-    deprived = standing.depth(CLASSES["batch"], "", 0.0)
+    deprived = standing.depth(CLASSES["batch"], CLASSES["batch"].slo, "", 0.0)
     assert (deprived.depth_s, deprived.is_lean) == (2.0, False), "as deep as the tightest class can bear"
     standing.charge("batch", "", 1000, 0.0)
     assert standing.behind(0.0) == ()
-    assert standing.depth(CLASSES["batch"], "", 0.0).is_lean
+    assert standing.depth(CLASSES["batch"], CLASSES["batch"].slo, "", 0.0).is_lean
+
+
+@pytest.mark.parametrize("promised_s", [2.1, 600.0])
+def test_a_promise_of_its_own_changes_what_a_request_may_fill(promised_s: float) -> None:
+    standing = Standing(CLASSES, lambda tenant: 1.0)
+    assert standing.depth(CLASSES["interactive"], Slo(promised_s), "", 0.0).is_lean, "it has the time"
+    assert not standing.depth(CLASSES["interactive"], Slo(1.0), "", 0.0).is_lean
+    assert standing.depth(CLASSES["standard"], Slo(0.001), "", 0.0).is_lean, "no header makes a class the tightest"
 
 
 def test_a_class_by_its_name_a_tier_or_none() -> None:
