@@ -1,8 +1,8 @@
 """Who may fill a replica's queue how deep: tenants by weight, classes by what the tightest of them can bear (DESIGN §7).
 
 What waits at a replica waits in its order, what waits at the router in ours. So whoever has had more than its share while
-others are there, or has more time than the tightest class (by its own class, or by a longer promise of its own), leaves the replicas' queues to the others and waits here. A replica is
-kept just busy by them: when somebody else comes, its queue is short.
+others are there, or has more time than the tightest class (by its own class or by a longer promise of its own), leaves the
+replicas' queues to the others and waits here. A replica is kept just busy by them: when somebody else comes, its queue is short.
 """
 
 from __future__ import annotations
