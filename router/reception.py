@@ -127,7 +127,7 @@ class Reception:
         promise = self._promise(service, terms.tenant, self._classes.slo(terms), arrival_s, now)
         if not self._admission.is_hopeless(promise, outlays, now):
             return None
-        return too_late(self._admission.shed(promise, outlays, now, times=max(1, about_tokens)))
+        return too_late(self._admission.shed(promise, outlays, now, tokens=about_tokens))
 
     def head(self, candidates: Sequence[Known], now: float) -> Admitted | None:
         """Judge the head against replicas whose state is new. Whoever is admitted leaves the queue.

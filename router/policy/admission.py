@@ -147,17 +147,17 @@ class Admission:
         """The policy's choice; alone, it is for a stream that was admitted before and moves: it is not judged again."""
         return self._policy.choose(request, [one.candidate for one in outlays], now)
 
-    def shed(self, promise: Promise, outlays: Sequence[Outlay], now: float, *, times: int = 1) -> Shed:
+    def shed(self, promise: Promise, outlays: Sequence[Outlay], now: float, *, tokens: int = 0) -> Shed:
         """Retry-After: when a request like this one would be admitted, after all who were told to come back before it; plus jitter.
 
-        `times`: it is that many times the work that the outlays are of.
+        `tokens`: of its prompt, where it is only guessed, and the outlays are of the least request.
         """
         if not any(_could_keep_tpot(one, promise) for one in outlays):
             return self._shed_for_tpot(promise, outlays)
         over_s = min(self._over_s(one, promise, now) for one in outlays)
         free_s = now + max(0.05, over_s)
         turn_s = min(max(free_s, self._returning_s), now + RETRY_AFTER_MAX_S)
-        self._returning_s = turn_s + times * self._service_s(outlays, now)
+        self._returning_s = min(turn_s + self._service_s(outlays, now, tokens), now + RETRY_AFTER_MAX_S)
         best = min(outlays, key=lambda one: one.wait_s(0.5, now))
         expected_s = promise.waited_s + promise.ahead_s + best.wait_s(0.5, now)
         within_s = promise.slo.ttft_within_s(best.candidate.forecast.new_tokens)
@@ -199,11 +199,17 @@ class Admission:
         within_s = promise.slo.ttft_within_s(one.candidate.forecast.new_tokens)
         return over_s if within_s == math.inf else max(over_s, promise.ahead_s + one.ttft_s(self._quantile, now) - within_s)
 
-    def _service_s(self, outlays: Sequence[Outlay], now: float) -> float:
-        """By how much it delays those behind it, spread over the replicas."""
-        return min(one.candidate.forecast.service_s * one.waits.scale(now) for one in outlays) / len(outlays)
+    def _service_s(self, outlays: Sequence[Outlay], now: float, tokens: int = 0) -> float:
+        """By how much it delays those behind it, spread over the replicas. `tokens`: at least that many, as far as they fit."""
+        return min(_delay_s(one, tokens) * one.waits.scale(now) for one in outlays) / len(outlays)
 
 
 def _could_keep_tpot(one: Outlay, promise: Promise) -> bool:
     """If it had the replica to itself."""
     return promise.slo.tpot_s is None or one.candidate.forecast.alone_tpot_s / one.waits.doubt <= promise.slo.tpot_s
+
+
+def _delay_s(one: Outlay, tokens: int) -> float:
+    """A seat's time is the same for any length: only what is prefilled grows with it."""
+    forecast = one.candidate.forecast
+    return max(forecast.service_s, min(tokens, one.candidate.view.limits.max_model_len) * forecast.token_s)
