@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.policy.classes import Classes, ServiceClass, Slo, Terms
@@ -31,10 +31,11 @@ def test_use_is_forgotten_and_so_are_those_who_left() -> None:
     assert shares.fraction("a", HALF_LIFE_S) == pytest.approx(500 / 1100)
     assert not shares.exceeds("a", HALF_LIFE_S)
     shares.seen("a", HALF_LIFE_S + ACTIVE_S + 1)
-    assert not shares.is_active("b", HALF_LIFE_S + ACTIVE_S + 1) and len(shares) == 1
+    assert len(shares) == 1 and shares.fraction("b", HALF_LIFE_S + ACTIVE_S + 1) == 0.0
 
 
 @settings(max_examples=100, deadline=None)
+@example([(0, 1.0, 0.0), (1, 1.0, 2.0), (2, 4.290870015877425e-119, 3411.0)])
 @given(st.lists(st.tuples(st.integers(0, 20), st.floats(0, 1e6), st.floats(0, 10_000.0)), max_size=60))
 def test_bounded_and_finite_whatever_comes(uses: list[tuple[int, float, float]]) -> None:
     shares = Shares(lambda key: 1.0 + len(key), keys_max=5)
