@@ -11,6 +11,7 @@ from router.config import ClassConfig, RouterConfig
 from router.policy.classes import Terms
 from router.policy.queue import WaitQueue
 from router.ports import Batch
+from router.reception import OTHERS_MAX
 from tests.router.modelled_replica import CPU, ModelledReplica, limits
 from tests.router.virtual_world import Outcome, World, prompt_of, request
 
@@ -110,3 +111,16 @@ def test_one_that_turns_out_to_be_hopeless_leaves_within_a_sweep() -> None:
         world.run(world.now + 0.3)
     world.run(world.now + 0.2)
     assert {one.rejected.reason for one in blocked if one.rejected} == {"tpot_waited"} and all(one.rejected for one in blocked)
+
+
+def test_more_than_are_looked_at_in_one_go_hide_nobody_behind_them() -> None:
+    """Too long for the time to the first token that they ask, unless the model is several times too slow, which is not known yet."""
+    world = busy(proven=False)
+    terms = Terms(queue_time_slo_s=9.9, ttft_slo_s=5.0)
+    blocked = [ask(world, f"long{i}", tokens=7_000, tenant=f"a{i}", terms=terms) for i in range(4 * OTHERS_MAX)]
+    assert len(world.board.reception.queue) == len(blocked), "the premise: there is hope for each, and a place for none"
+    other = ask(world, "other", tenant="a5", terms=Terms(queue_time_slo_s=100.0))
+    assert other.batch_id in world.board.reception.queue, "the premise: behind one of its own"
+    world.run(world.now + 1.0)
+    assert other.batch_id not in world.board.reception.queue and other.rejected is None, "it asks for no time to the first token"
+    assert len(world.board.reception.queue) == len(blocked)
