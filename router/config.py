@@ -89,7 +89,7 @@ class RouterConfig(BaseModel):
         {},
         description="By name: queue_time_slo_s, ttft_slo_s, ttft_slo_per_token_s, tpot_slo_s, floor. 'standard' is always there.",
     )
-    debug_decisions: int = Field(0, ge=0, le=10_000, description="Decisions that /debug/decisions shows; 0: there is no such page.")
+    debug_decisions: int = Field(0, ge=0, le=500, description="Decisions kept for /debug/decisions; 0: there is no such page.")
 
     @field_validator("api_keys")
     @classmethod

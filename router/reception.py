@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from router.config import RouterConfig
 from router.policy.admission import Admission, Admit, Outlay, Promise, Shed
@@ -22,6 +23,7 @@ from router.refusal import Refusal, never_fits, too_late, unknown_class
 
 NO_REPLICA_RETRY_S = 2.0
 EXACT_MAX = 64  # batches that a sweep looks at closely
+OTHERS_MAX = 8  # batches that are looked at when the head finds no place
 DISPLACED = "the router's queue is full, and others have had less than their share"
 LEAST = RequestView(prompt_tokens=1, block_keys=(), max_tokens=1)  # no request waits less
 
@@ -58,6 +60,7 @@ class Reception:
         self._admission = Admission(policy_named(config.policy, seed), config.admission_quantile, seed)
         self.queue = WaitQueue(config.queue_depth_max, config.queue_tokens_max, self.tenants.weight)
         self.decisions = Decisions(config.debug_decisions)
+        self._passed_over = 0  # of those behind a head without a place, how many were looked at last time
 
     def arrive(self, batch_id: int, batch: Batch, view: RequestView, now: float) -> Answer:
         answer = self._arrive(batch_id, batch, view, now)
@@ -124,24 +127,49 @@ class Reception:
         promise = self._promise(service, terms.tenant, self._classes.slo(terms), arrival_s, now)
         if not self._admission.is_hopeless(promise, outlays, now):
             return None
-        return too_late(self._admission.shed(promise, outlays, now, times=max(1, about_tokens)))
+        return too_late(self._admission.shed(promise, outlays, now, tokens=about_tokens))
 
     def head(self, candidates: Sequence[Known], now: float) -> Admitted | None:
-        """Judge the head against replicas whose state is new. The head leaves the queue when it is admitted."""
-        head = self.queue.head(self._standing.behind(now), lambda tenant: self._standing.exceeds(tenant, now))
+        """Judge the head against replicas whose state is new. Whoever is admitted leaves the queue.
+
+        A head that a replica does not take though it is about to run dry must wait for reasons of its own, not for its turn:
+        such a replica is offered to others meanwhile, a few at a time.
+        """
+        behind = self._standing.behind(now)
+        head = self.queue.head(behind, lambda tenant: self._standing.exceeds(tenant, now))
         if head is None:
             return None
-        outlays = self._fleet.outlays(head.view, candidates, now)
+        admitted = self._from_queue(head, candidates, now)
+        if admitted is not None or len(self.queue) == 1:
+            return admitted
+        least = self._fleet.outlays(LEAST, candidates, now)
+        dry = [one.candidate for one in least if self._admission.is_about_dry(one, now)]
+        if not dry:
+            return None
+        known = [found for one in dry if (found := self._fleet.get(one.incarnation)) is not None]
+        tpot_s = min(one.forecast.tpot_s for one in dry)
+        others = self.queue.others(head, behind, lambda tenant: self._standing.exceeds(tenant, now), tpot_s)
+        asked = 0
+        for one in islice(others, self._passed_over, self._passed_over + OTHERS_MAX):
+            asked += 1
+            admitted = self._from_queue(one, known, now)
+            if admitted is not None:
+                return admitted
+        self._passed_over = self._passed_over + asked if asked == OTHERS_MAX else 0
+        return None
+
+    def _from_queue(self, one: Waiting, candidates: Sequence[Known], now: float) -> Admitted | None:
+        outlays = self._fleet.outlays(one.view, candidates, now)
         if not outlays:
             return None
-        view = head.view
-        depth = self._standing.depth(self._classes[view.request_class], view.tenant, now)
-        promise = Promise(head.slo, max(0.0, now - head.arrival_s), 0.0, depth.depth_s, depth.is_lean)
+        view = one.view
+        depth = self._standing.depth(self._classes[view.request_class], one.slo, view.tenant, now)
+        promise = Promise(one.slo, max(0.0, now - one.arrival_s), 0.0, depth.depth_s, depth.is_lean)
         choice = self._admission.admit(view, promise, outlays, now)
         if choice is None:
             return None
-        self.queue.remove(head.batch_id, served=True)
-        return self._admitted(head.batch_id, head.request_id, view, choice, outlays, now)
+        self.queue.remove(one.batch_id, served=True)
+        return self._admitted(one.batch_id, one.request_id, view, choice, outlays, now)
 
     def sweep(self, now: float) -> list[Refused]:
         """Who has become hopeless leaves. Cheap for all, exact for those it seems to concern. To be called every 25 ms or so."""
@@ -156,12 +184,14 @@ class Reception:
         outlays = self._fleet.outlays(LEAST, candidates, now, sample=False)
         least_s, doubt = self._admission.least_s(outlays, now)
         head = self.queue.head()
+        tpot_s = min(one.candidate.forecast.alone_tpot_s / one.waits.doubt for one in outlays)
         refused: list[Refused] = []
         asked = 0
         for one, ahead_s in self.queue.with_ahead_s():
             start_s = now + (ahead_s + least_s) / doubt
             is_late = start_s > one.deadline_s or start_s + one.prefill_s / doubt > one.arrival_s + one.slo.ttft_within_s(one.new_tokens)
-            if not is_late and one is not head:
+            is_too_fast = one.slo.tpot_s is not None and one.slo.tpot_s < tpot_s
+            if not (is_late or is_too_fast or one is head):
                 continue
             asked += 1
             if asked > EXACT_MAX:
@@ -204,7 +234,7 @@ class Reception:
 
     def _promise(self, service: ServiceClass, tenant: str, slo: Slo, arrival_s: float, now: float) -> Promise:
         ahead_s = self.queue.ahead_s(service.name, tenant, arrival_s + slo.queue_time_s) if len(self.queue) else 0.0
-        depth = self._standing.depth(service, tenant, now)
+        depth = self._standing.depth(service, slo, tenant, now)
         return Promise(slo, max(0.0, now - arrival_s), ahead_s, depth.depth_s, depth.is_lean)
 
     def _admitted(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.policy.admission import Shed
+from router.policy.admission import Kind, Shed
 from router.policy.classes import Classes
 from router.policy.fleet import Known
 from router.policy.forecast import fits
 from router.policy.request_view import RequestView
+
+_NAMES = {Kind.QUEUE_TIME: "queue time", Kind.TTFT: "time to first token", Kind.TPOT: "time per token on an idle replica"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +23,9 @@ class Refusal:
 
 
 def too_late(shed: Shed, suffix: str = "") -> Refusal:
-    what = "time to first token" if shed.is_ttft else "queue time"
-    reason = ("ttft" if shed.is_ttft else "queue_time") + suffix
-    return Refusal(429, reason, f"the predicted {what} of {shed.expected_s:.1f} s exceeds {shed.limit_s:g} s", shed.retry_after_s)
+    expected = f"{shed.expected_s:.3g}" if shed.kind is Kind.TPOT else f"{shed.expected_s:.1f}"
+    message = f"the predicted {_NAMES[shed.kind]} of {expected} s exceeds {shed.limit_s:g} s"
+    return Refusal(429, shed.kind.value + suffix, message, shed.retry_after_s)
 
 
 def unknown_class(classes: Classes) -> Refusal:

@@ -8,7 +8,7 @@ from router.policy.prefix_index import ENTRY_BYTES
 from router.ports import PoolStatus, Total
 from router.switchboard import Switchboard
 
-SHED_REASONS = ("queue_time", "queue_time_waited", "ttft", "ttft_waited", "queue_full")
+SHED_REASONS = ("queue_time", "queue_time_waited", "ttft", "ttft_waited", "tpot", "tpot_waited", "queue_full")
 
 
 def pool_status(board: Switchboard, limits: EngineLimits | None, named: tuple[str, str], now: float, *, stopping: bool) -> PoolStatus:

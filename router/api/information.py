@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from router.api.context import Context
 from router.api.endpoints import check_model
 from router.api.errors import ApiError
+from router.api.generate import CALLER_KEY, NOBODY
 from router.api.respond import respond, respond_error, respond_json
 
 
@@ -84,7 +85,7 @@ class MetricsPage:
 
 
 class DecisionsPage:
-    """The last decisions about requests, with every candidate. Only where the configuration asks for it."""
+    """The last decisions about the caller's own tenant, with every candidate. Only where the configuration asks for it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -92,4 +93,6 @@ class DecisionsPage:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._context.config.debug_decisions:
             raise ApiError(404, "there is no such route: debug_decisions is 0")
-        await respond_json(scope, send, {"object": "list", "data": list(self._context.backend.account().decisions)})
+        tenant = scope.get(CALLER_KEY, NOBODY).tenant  # without keys there is one tenant, and all is its own
+        own = [one for one in self._context.backend.account().decisions if one["tenant"] == tenant]
+        await respond_json(scope, send, {"object": "list", "data": own})

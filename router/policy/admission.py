@@ -7,6 +7,7 @@ in between. An empty replica always admits: a wrong model may make the router ca
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,12 +59,20 @@ class Wait:
     prefill_s: float
 
 
+class Kind(enum.Enum):
+    """Of a promise."""
+
+    QUEUE_TIME = "queue_time"
+    TTFT = "ttft"
+    TPOT = "tpot"
+
+
 @dataclass(frozen=True, slots=True)
 class Shed:
     retry_after_s: float
-    expected_s: float  # the queue time it would have had, or the time to first token
+    expected_s: float  # what it would have had
     limit_s: float  # what was promised
-    is_ttft: bool  # of which of the two
+    kind: Kind
 
 
 Verdict = Admit | Wait | Shed
@@ -115,9 +124,13 @@ class Admission:
     def is_hopeless(self, promise: Promise, outlays: Sequence[Outlay], now: float) -> bool:
         """Not even by a hopeful guess; of a replica that has proved nothing yet, the guess is that its model is several times too slow.
 
+        Nor is there hope where not even a replica of its own would be fast enough per token: to wait for one would not help.
+
         A first step may have stalled: who waits here a little sees the truth, who is refused never does.
         """
         for one in outlays:
+            if not _could_keep_tpot(one, promise):
+                continue
             left_s = promise.slo_s - promise.waited_s
             if (promise.ahead_s + one.wait_s(HOPEFUL_QUANTILE, now)) / one.waits.doubt > left_s:
                 continue
@@ -134,22 +147,35 @@ class Admission:
         """The policy's choice; alone, it is for a stream that was admitted before and moves: it is not judged again."""
         return self._policy.choose(request, [one.candidate for one in outlays], now)
 
-    def shed(self, promise: Promise, outlays: Sequence[Outlay], now: float, *, times: int = 1) -> Shed:
+    def shed(self, promise: Promise, outlays: Sequence[Outlay], now: float, *, tokens: int = 0) -> Shed:
         """Retry-After: when a request like this one would be admitted, after all who were told to come back before it; plus jitter.
 
-        `times`: it is that many times the work that the outlays are of.
+        `tokens`: of its prompt, where it is only guessed, and the outlays are of the least request.
         """
+        if not any(_could_keep_tpot(one, promise) for one in outlays):
+            return self._shed_for_tpot(promise, outlays)
         over_s = min(self._over_s(one, promise, now) for one in outlays)
         free_s = now + max(0.05, over_s)
         turn_s = min(max(free_s, self._returning_s), now + RETRY_AFTER_MAX_S)
-        self._returning_s = turn_s + times * self._service_s(outlays, now)
+        self._returning_s = min(turn_s + self._service_s(outlays, now, tokens), now + RETRY_AFTER_MAX_S)
         best = min(outlays, key=lambda one: one.wait_s(0.5, now))
         expected_s = promise.waited_s + promise.ahead_s + best.wait_s(0.5, now)
         within_s = promise.slo.ttft_within_s(best.candidate.forecast.new_tokens)
         if within_s < math.inf and expected_s <= promise.slo_s:
             ttft_s = promise.waited_s + promise.ahead_s + best.ttft_s(0.5, now)
-            return Shed(self.jittered(turn_s - now), ttft_s, within_s, is_ttft=True)
-        return Shed(self.jittered(turn_s - now), expected_s, promise.slo_s, is_ttft=False)
+            return Shed(self.jittered(turn_s - now), ttft_s, within_s, Kind.TTFT)
+        return Shed(self.jittered(turn_s - now), expected_s, promise.slo_s, Kind.QUEUE_TIME)
+
+    def is_about_dry(self, one: Outlay, now: float) -> bool:
+        """It will soon have nothing more to do than what is in its steps now. `one`: of the least request."""
+        return one.is_empty or one.wait_s(0.5, now) <= LEAN_STEPS * one.candidate.forecast.grain_s
+
+    def _shed_for_tpot(self, promise: Promise, outlays: Sequence[Outlay]) -> Shed:
+        """Only an idle replica would take it: it has no turn among those who come back."""
+        assert promise.slo.tpot_s is not None
+        idle_s = min(RETRY_AFTER_MAX_S, max(0.05, min(one.candidate.forecast.idle_s for one in outlays)))
+        tpot_s = min(one.candidate.forecast.alone_tpot_s for one in outlays)
+        return Shed(self.jittered(idle_s), tpot_s, promise.slo.tpot_s, Kind.TPOT)
 
     def jittered(self, seconds: float) -> float:
         return seconds * (1.0 + _JITTER * self._random.random())
@@ -161,7 +187,7 @@ class Admission:
         wait_s = one.wait_s(self._quantile, now)
         if promise.waited_s + wait_s > slo.queue_time_s or wait_s > promise.depth_s:
             return False
-        if promise.is_lean and one.wait_s(0.5, now) > LEAN_STEPS * forecast.grain_s:
+        if promise.is_lean and not self.is_about_dry(one, now):
             return False
         if slo.ttft_s is not None and promise.waited_s + one.ttft_s(self._quantile, now) > slo.ttft_within_s(forecast.new_tokens):
             return False
@@ -173,6 +199,17 @@ class Admission:
         within_s = promise.slo.ttft_within_s(one.candidate.forecast.new_tokens)
         return over_s if within_s == math.inf else max(over_s, promise.ahead_s + one.ttft_s(self._quantile, now) - within_s)
 
-    def _service_s(self, outlays: Sequence[Outlay], now: float) -> float:
-        """By how much it delays those behind it, spread over the replicas."""
-        return min(one.candidate.forecast.service_s * one.waits.scale(now) for one in outlays) / len(outlays)
+    def _service_s(self, outlays: Sequence[Outlay], now: float, tokens: int = 0) -> float:
+        """By how much it delays those behind it, spread over the replicas. `tokens`: at least that many, as far as they fit."""
+        return min(_delay_s(one, tokens) * one.waits.scale(now) for one in outlays) / len(outlays)
+
+
+def _could_keep_tpot(one: Outlay, promise: Promise) -> bool:
+    """If it had the replica to itself."""
+    return promise.slo.tpot_s is None or one.candidate.forecast.alone_tpot_s / one.waits.doubt <= promise.slo.tpot_s
+
+
+def _delay_s(one: Outlay, tokens: int) -> float:
+    """A seat's time is the same for any length: only what is prefilled grows with it."""
+    forecast = one.candidate.forecast
+    return max(forecast.service_s, min(tokens, one.candidate.view.limits.max_model_len) * forecast.token_s)

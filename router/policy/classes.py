@@ -76,6 +76,10 @@ class Classes:
         tier = TIERS.get(name)
         return None if tier is None else tier if tier in self._by_name else STANDARD
 
+    def patience_s(self, name: str, slo: Slo) -> float:
+        """How long one of the class `name`, promised `slo`, can stand back for others: a promise of its own never shortens it."""
+        return max(self._by_name[name].slo.queue_time_s, slo.queue_time_s)
+
     def slo(self, terms: Terms) -> Slo:
         """`terms.request_class` is one of ours."""
         slo = self._by_name[terms.request_class].slo

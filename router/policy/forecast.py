@@ -33,6 +33,9 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     blocks: int  # needed beside the cached ones, of one choice
     batch: int  # requests there, this one included
     service_s: float  # by how much it delays whoever comes after it
+    token_s: float = 0.0  # of that, per token to prefill
+    alone_tpot_s: float = 0.0  # a step's time if it had the replica to itself
+    idle_s: float = 0.0  # until all who are there now are through
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
@@ -139,7 +142,8 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
     excused = shared * hit.shared_uses / (1.0 + hit.shared_uses)
     again = request.choices - request.prompts  # they find the blocks of the first choice with their prompt
     work = new + request.other_tokens + again * min(new, limits.block_size)
-    service_s = work * (ahead.base_s / ahead.chunk + ahead.slope_s)
+    token_s = ahead.base_s / ahead.chunk + ahead.slope_s
+    service_s = work * token_s
     if ahead.there >= limits.max_num_seqs and ahead.finishes_per_s > 0:
         service_s = max(service_s, request.choices / ahead.finishes_per_s)
     return Forecast(
@@ -157,6 +161,9 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
         blocks=blocks,
         batch=ahead.there + request.choices,
         service_s=service_s,
+        token_s=token_s,
+        alone_tpot_s=k.a + k.c * min(limits.max_num_seqs, request.choices) + k.d * request.prompt_tokens,
+        idle_s=ahead.there / ahead.finishes_per_s if ahead.finishes_per_s > 0 else 0.0,
     )
 
 

@@ -14,19 +14,19 @@ def make_room(queue: WaitQueue, standing: Standing, classes: Classes, one: Waiti
     if not queue.could_hold(one.view):
         return None
     view = one.view
-    limit_s = classes[view.request_class].slo.queue_time_s
+    limit_s = classes.patience_s(view.request_class, one.slo)
     behind = standing.behind(now)
     has_its_share = not standing.exceeds(view.tenant, now)
     requests, tokens = queue.lacking(view)
     leaving: list[Waiting] = []
     for name, tenant in queue.lanes():
-        has_more_time = classes[name].slo.queue_time_s > limit_s and name not in behind
+        is_behind = name in behind and name != view.request_class
         exceeds = has_its_share and name == view.request_class and tenant != view.tenant and standing.exceeds(tenant, now)
-        if not (has_more_time or exceeds):
-            continue
         for last in queue.latest(name, tenant):
             if requests <= 0 and tokens <= 0:
                 return leaving
+            if not exceeds and (is_behind or classes.patience_s(name, last.slo) <= limit_s):
+                break
             leaving.append(last)
             requests -= last.view.choices
             tokens -= last.view.all_tokens

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from router.policy.classes import Slo
 from router.policy.request_view import RequestView
@@ -43,9 +44,9 @@ def _order(one: Waiting) -> tuple[float, int]:
 
 @dataclass(slots=True)
 class _Lane:
-    """One tenant's batches of one class."""
+    """One tenant's batches of one class; or those of all tenants, whose weights are summed up."""
 
-    weight: float
+    weight: float = 0.0
     entries: list[Waiting] = field(default_factory=list)
     work_s: float = 0.0
     deficit: float = 0.0  # tokens it may take yet
@@ -73,8 +74,7 @@ class _Line:
     """One class."""
 
     lanes: dict[str, _Lane] = field(default_factory=dict)  # of tenants with something waiting, in turn
-    work_s: float = 0.0
-    weight: float = 0.0
+    all: _Lane = field(default_factory=_Lane)  # the same batches once more, so that nobody has to go from lane to lane
 
     def turn(self, yields: Callable[[str], bool]) -> _Lane:
         """Whose head is next. Asked again before that head is taken, the answer is the same."""
@@ -95,7 +95,14 @@ class _Line:
             following.deficit += QUANTUM_TOKENS * following.weight
 
     def earliest_s(self) -> float:
-        return min(lane.entries[0].deadline_s for lane in self.lanes.values())
+        return self.all.entries[0].deadline_s
+
+    def others_s(self, tenant: str, lane: _Lane | None, own_s: float, weight: float) -> float:
+        """Work of other tenants in between, while this one gets `own_s` done."""
+        if len(self.lanes) == (tenant in self.lanes):
+            return 0.0
+        others = self.all.weight - (lane.weight if lane else 0.0)
+        return max(0.0, min(self.all.work_s - (lane.work_s if lane else 0.0), own_s * others / weight))
 
 
 class WaitQueue:
@@ -124,9 +131,9 @@ class WaitQueue:
         lane = line.lanes.get(view.tenant)
         if lane is None:
             lane = line.lanes[view.tenant] = _Lane(self._weight_of(view.tenant))
-            line.weight += lane.weight
+            line.all.weight += lane.weight
         lane.add(one)
-        line.work_s += one.service_s
+        line.all.add(one)
         self._entries[one.batch_id] = one
         self.depth += view.choices
         self.tokens += view.all_tokens
@@ -140,12 +147,12 @@ class WaitQueue:
         line = self._lines[view.request_class]
         lane = line.lanes[view.tenant]
         lane.take(one)
-        line.work_s -= one.service_s
+        line.all.take(one)
         if served:
             lane.deficit = max(0.0, lane.deficit - one.new_tokens)
         if not lane.entries:  # an empty lane saves nothing up
             del line.lanes[view.tenant]
-            line.weight -= lane.weight
+            line.all.weight -= lane.weight
         if not line.lanes:
             del self._lines[view.request_class]
         self.depth -= view.choices
@@ -163,22 +170,56 @@ class WaitQueue:
         line = self._lines[name] if name else next(iter(self._lines.values()))
         return line.turn(yields).entries[0]
 
+    def others(self, head: Waiting, first: Sequence[str], yields: Callable[[str], bool], tpot_s: float) -> Iterator[Waiting]:
+        """Who may go while `head` cannot: in the order of classes and turns, one of each lane, then the second of each.
+
+        `tpot_s`: whoever was promised less per token is passed over unasked, however many they are.
+        """
+        names = sorted(self._lines, key=lambda name: (name not in first, self._lines[name].earliest_s()))
+        lanes = [(yields(tenant), lane) for name in names for tenant, lane in self._lines[name].lanes.items()]
+        rows = [
+            (one for one in lane.entries if one is not head and (one.slo.tpot_s is None or one.slo.tpot_s >= tpot_s))
+            for _, lane in sorted(lanes, key=lambda each: each[0])
+        ]
+        while rows:
+            left = []
+            for row in rows:
+                if (one := next(row, None)) is not None:
+                    yield one
+                    left.append(row)
+            rows = left
+
     def ahead_s(self, request_class: str, tenant: str, deadline_s: float) -> float:
         """Work that would come before such a request: its lane's with an earlier deadline, and what others get in between."""
         line = self._lines.get(request_class)
         lane = None if line is None else line.lanes.get(tenant)
         own_s = 0.0 if lane is None else lane.work_before_s(deadline_s)
-        return self._ahead_s(request_class, tenant, own_s, deadline_s)
+        ahead_s = own_s + sum(other.all.work_before_s(deadline_s) for name, other in self._lines.items() if name != request_class)
+        if line is None:
+            return ahead_s
+        return ahead_s + line.others_s(tenant, lane, own_s, self._weight_of(tenant) if lane is None else lane.weight)
 
     def with_ahead_s(self) -> Iterator[tuple[Waiting, float]]:
-        """Each batch, and the work that comes before it; they may be removed meanwhile."""
-        for name, line in tuple(self._lines.items()):
-            for tenant, lane in tuple(line.lanes.items()):
-                own_s = 0.0
-                for one in tuple(lane.entries):
-                    yield one, self._ahead_s(name, tenant, own_s, one.deadline_s)
-                    if one.batch_id in self._entries:
-                        own_s += one.service_s
+        """Each batch, the earliest deadline first, and the work that comes before it; they may be removed meanwhile.
+
+        One walk: what a sweep costs must not grow with classes and tenants.
+        """
+        lines = dict(self._lines)
+        passed_s = 0.0
+        by_line = dict.fromkeys(lines, 0.0)
+        by_lane: dict[tuple[str, str], float] = {}
+        for one in sorted(chain.from_iterable(line.all.entries for line in lines.values()), key=_order):
+            if one.batch_id not in self._entries:
+                continue
+            name, tenant = one.view.request_class, one.view.tenant
+            line = lines[name]
+            lane = line.lanes[tenant]
+            own_s = by_lane.get((name, tenant), 0.0)
+            yield one, own_s + max(0.0, passed_s - by_line[name]) + line.others_s(tenant, lane, own_s, lane.weight)
+            if one.batch_id in self._entries:
+                passed_s += one.service_s
+                by_line[name] += one.service_s
+                by_lane[name, tenant] = own_s + one.service_s
 
     def lacking(self, view: RequestView) -> tuple[int, int]:
         """Requests and tokens that would have to leave, so that it has room."""
@@ -203,16 +244,4 @@ class WaitQueue:
 
     @property
     def work_s(self) -> float:
-        return sum(line.work_s for line in self._lines.values())
-
-    def _ahead_s(self, request_class: str, tenant: str, own_s: float, deadline_s: float) -> float:
-        ahead_s = own_s
-        for name, line in self._lines.items():
-            if name != request_class:
-                ahead_s += sum(lane.work_before_s(deadline_s) for lane in line.lanes.values())
-            elif len(line.lanes) > (tenant in line.lanes):
-                lane = line.lanes.get(tenant)
-                weight = self._weight_of(tenant) if lane is None else lane.weight
-                others, others_s = line.weight - (lane.weight if lane else 0.0), line.work_s - (lane.work_s if lane else 0.0)
-                ahead_s += max(0.0, min(others_s, own_s * others / weight))
-        return ahead_s
+        return sum(line.all.work_s for line in self._lines.values())

@@ -10,6 +10,7 @@ HALF_LIFE_S = 10.0
 ACTIVE_S = 10.0  # whoever has not asked for so long has no claim
 KEYS_MAX = 4096
 _RESCALE_S = 500 * HALF_LIFE_S
+_ROUNDED = 1e-6
 
 
 @dataclass(slots=True)
@@ -63,22 +64,23 @@ class Shares:
             return False
         return entry.used * self._weights > entry.weight * self._used * (1 + 1e-9)
 
-    def is_active(self, key: str, now: float) -> bool:
-        self._expire(now)
-        return key in self._entries
-
     def __len__(self) -> int:
         return len(self._entries)
 
     def _expire(self, now: float) -> None:
+        left = 0.0  # what those who leave had used
         while self._entries:
             key, entry = next(iter(self._entries.items()))
             if now - entry.seen_s <= ACTIVE_S and len(self._entries) <= self._keys_max:
-                return
+                break
             del self._entries[key]
             self._weights -= entry.weight
             self._used -= entry.used
-        self._weights = self._used = 0.0
+            left += entry.used
+        if not self._entries:
+            self._weights = self._used = 0.0
+        elif self._used < _ROUNDED * left:  # of the difference hardly a digit is true
+            self._used = sum(entry.used for entry in self._entries.values())
 
     def _rescale(self, now: float) -> None:
         by = 2.0 ** (-(now - self._origin_s) / HALF_LIFE_S) if now - self._origin_s < 1000 * HALF_LIFE_S else 0.0

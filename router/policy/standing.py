@@ -1,8 +1,8 @@
 """Who may fill a replica's queue how deep: tenants by weight, classes by what the tightest of them can bear (DESIGN §7).
 
 What waits at a replica waits in its order, what waits at the router in ours. So whoever has had more than its share while
-others are there, or has more time than another class, leaves the replicas' queues to the others and waits here. A replica is
-kept just busy by them: when somebody else comes, its queue is short.
+others are there, or has more time than the tightest class (by its own class or by a longer promise of its own), leaves the
+replicas' queues to the others and waits here. A replica is kept just busy by them: when somebody else comes, its queue is short.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.policy.classes import Classes, ServiceClass
+from router.policy.classes import Classes, ServiceClass, Slo
 from router.policy.shares import Shares
 
 
@@ -48,10 +48,11 @@ class Standing:
     def exceeds(self, tenant: str, now: float) -> bool:
         return self._tenants.exceeds(tenant, now)
 
-    def depth(self, service: ServiceClass, tenant: str, now: float) -> Depth:
+    def depth(self, service: ServiceClass, slo: Slo, tenant: str, now: float) -> Depth:
+        """Of one request: `slo` is what it was promised itself."""
         if self.exceeds(tenant, now):
             return _LEAN
-        if service.slo.queue_time_s <= self._tightest_s:
+        if self._classes.patience_s(service.name, slo) <= self._tightest_s:
             return _FREE
         return Depth(self._tightest_s) if self._is_behind(service, now) else _LEAN
 

@@ -1,12 +1,14 @@
 """Refusals before any text is read: only where no prompt could be served in time, and counted like the others."""
 
+import msgspec
 import pytest
 
 from router.config import RouterConfig
+from router.policy.admission import RETRY_AFTER_MAX_S
 from router.policy.classes import Terms
 from router.reception import Reception
-from tests.router.modelled_replica import CPU, ModelledReplica
-from tests.router.virtual_world import World, prompt_of, request
+from tests.router.modelled_replica import CPU, ModelledReplica, limits
+from tests.router.virtual_world import HEARTBEAT_S, World, prompt_of, request
 
 CONFIG = RouterConfig(queue_time_slo_s=2.0)
 
@@ -19,11 +21,12 @@ def prove(world: World) -> None:
 
 
 def busy_world() -> World:
-    """One replica with more work than fits into the SLO."""
+    """One replica with more work than fits into the SLO; another router's."""
     world = World(CONFIG, [ModelledReplica("r0", truth=CPU)])
     prove(world)
     for i in range(30):
-        world.arrive(request(f"b{i}", prompt_of(i, 400)), slo_s=100.0)
+        world.replicas["r0"].submit(msgspec.structs.replace(request(f"b{i}", prompt_of(i, 400)), attempt=1_000_000 + i), world.now)
+    world.run(world.now + HEARTBEAT_S)
     return world
 
 
@@ -74,3 +77,52 @@ def test_what_is_foreseen_never_takes_more_than_the_arrival_would(monkeypatch: p
     assert 20 < foreseen < 60
     monkeypatch.setattr(Reception, "foresee", lambda self, *rest: None)
     assert world.board.reception.foresee(world.now, None, 400, world.now) is None, "the control"
+
+
+def full_world() -> World:
+    """Every seat is taken for long, and the replica's model is believed: a seat's time is what one more request costs."""
+    world = World(CONFIG, [ModelledReplica("r0", truth=CPU, limits=limits(max_num_seqs=16))])
+    prove(world)
+    for i in range(21):
+        one = request(f"b{i}", prompt_of(i, 40), max_tokens=400)
+        world.replicas["r0"].submit(msgspec.structs.replace(one, attempt=1_000_000 + i), world.now)
+    world.run(world.now + 2.0)
+    return world
+
+
+def told_s(world: World, about_tokens: int, count: int = 1) -> float:
+    """What the last of so many is told."""
+    seconds = 0.0
+    for _ in range(count):
+        refusal = world.board.reception.foresee(world.now, None, about_tokens, world.now)
+        assert refusal is not None and refusal.retry_after_s is not None
+        seconds = refusal.retry_after_s
+    return seconds
+
+
+def test_at_full_seats_a_refused_text_counts_as_one_seat_whatever_its_length() -> None:
+    """A seat frees about once a second; 700 tokens are prefilled in less."""
+    (known,) = full_world().board.fleet.routable()
+    assert known.view.outlook is not None
+    seat_s = 1.0 / known.view.outlook.finishes_per_s
+    assert 700 * CPU.b < seat_s < 2.0, "the premise"
+    first_s = told_s(full_world(), 700)
+    assert first_s + 4 * seat_s / 2 < told_s(full_world(), 700, 5) <= 1.25 * (first_s + 4 * seat_s)
+
+
+def test_one_enormous_body_counts_as_much_as_fits() -> None:
+    world = full_world()
+    first_s = told_s(world, 8_000_000 // 5)
+    (known,) = world.board.fleet.routable()
+    ahead = known.view.outlook
+    assert ahead is not None
+    prefill_s = known.view.limits.max_model_len * (ahead.base_s / ahead.chunk + ahead.slope_s)
+    assert prefill_s < 12.0, "the premise: less than the most that anybody is told"
+    assert told_s(world, 100) <= 1.25 * (first_s + prefill_s)
+
+
+def test_a_flood_of_refusals_is_forgotten_when_they_could_have_come() -> None:
+    world = full_world()
+    assert told_s(world, 100_000, 500) <= RETRY_AFTER_MAX_S * 1.25
+    returning_s = world.board.reception._admission._returning_s
+    assert returning_s <= world.now + RETRY_AFTER_MAX_S

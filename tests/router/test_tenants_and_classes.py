@@ -85,7 +85,7 @@ def test_one_that_floods_does_not_starve_another() -> None:
 
 
 def test_without_standing_it_would_wait_behind_the_flood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Standing, "depth", lambda self, service, tenant, now: Depth())
+    monkeypatch.setattr(Standing, "depth", lambda self, *rest: Depth())
     world, _, b = flood(CONFIG)
     times = queue_times(world, "b")
     assert shed_part(b) > 0 or times[int(0.95 * len(times))] > 0.5
@@ -201,7 +201,7 @@ def test_work_that_has_time_keeps_out_of_the_way() -> None:
 
 
 def test_without_standing_batch_work_would_fill_the_replicas_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Standing, "depth", lambda self, service, tenant, now: Depth())
+    monkeypatch.setattr(Standing, "depth", lambda self, *rest: Depth())
     _, outcomes = mixed(CONFIG.model_copy(update={"classes": CLASSES}), interactive_rate=1.0)
     assert shed_part(outcomes["interactive"]) > 0.3
 
@@ -303,3 +303,41 @@ def test_predictions_cover_what_they_say() -> None:
         assert sums[0.98][1] > 400
         assert sums[0.98][0] / sums[0.98][1] >= 0.95, (what, sums)
         assert 0.35 <= sums[0.5][0] / sums[0.5][1] <= 0.85, (what, sums)
+
+
+# --- promises of a request's own -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", ["ab", "aa"], ids=["two tenants", "one tenant"])
+def test_a_longer_promise_does_not_fill_the_replica_before_others(keys: str) -> None:
+    world = calm_world(CONFIG, small=False)
+    for i in range(256):
+        world.arrive(msgspec.structs.replace(request(f"long{i}", prompt_of(i, 200)), tenant=keys[0]), slo_s=600.0)
+    world.run(world.now + 0.1)
+    assert len(world.board.reception.queue) > 200, "they wait here"
+    next_ones = [ask(world, f"next{i}", tenant=keys[1], most=5) for i in range(3)]
+    assert not any(one.rejected for one in next_ones)
+    world.run(world.now + 4.0)
+    assert all(one.finishes() for one in next_ones)
+    assert max(queue_times(world, "next")) <= SLO_S
+    world.run(world.now + 120)
+    assert all(one.finishes() for one in world.outcomes.values()), "what they were promised is kept as well"
+
+
+def test_by_the_class_alone_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Standing, "depth", lambda self, *rest: Depth())
+    world = calm_world(CONFIG, small=False)
+    for i in range(256):
+        world.arrive(msgspec.structs.replace(request(f"long{i}", prompt_of(i, 200)), tenant="a"), slo_s=600.0)
+    one = ask(world, "next", tenant="b")
+    assert one.rejected is not None and one.rejected.reason == "queue_time"
+
+
+def test_a_queue_full_of_longer_promises_makes_room() -> None:
+    world = calm_world(CONFIG.model_copy(update={"queue_depth_max": 16}), small=False)
+    for i in range(64):
+        world.arrive(request(f"long{i}", prompt_of(i, 200)), slo_s=600.0)
+    assert world.board.reception.queue.depth == 16
+    late = ask(world, "next", most=5)
+    world.run(world.now + 3)
+    assert late.finishes(), "of the same tenant and class, and with less time"

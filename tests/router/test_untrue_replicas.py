@@ -169,7 +169,7 @@ def test_whatever_passes_the_check_can_be_computed_with(counts: list[int], times
     assert limits_fault(known.view.limits) is None
     for one in world.board.fleet.outlays(_view(), world.board.fleet.all(), world.now):
         forecast = one.candidate.forecast
-        numbers = (forecast.wait_s, forecast.ttft_s, forecast.tpot_s, forecast.service_s, one.wait_s(0.98, world.now))
+        numbers = (forecast.wait_s, forecast.ttft_s, forecast.tpot_s, forecast.service_s, forecast.idle_s, one.wait_s(0.98, world.now))
         assert all(math.isfinite(each) and each >= 0 for each in numbers)
 
 

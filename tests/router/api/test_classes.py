@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from replica.contract.messages import FinishReason
 from router.app import build_app
@@ -97,13 +98,26 @@ async def test_keys_of_one_tenant_share_and_others_do_not() -> None:
 
 async def test_decisions_are_shown_where_configured_and_to_those_with_a_key() -> None:
     backend = FakeBackend()
-    backend.told = Account(decisions=({"number": 1, "reason": "least_ttft"},))
-    async with caller(backend) as client:
-        assert (await client.get("/debug/decisions")).json()["data"] == [{"number": 1, "reason": "least_ttft"}]
+    backend.told = Account(decisions=tuple({"number": number, "tenant": tenant} for number, tenant in enumerate(("acme", "other", "acme"))))
+    for key, numbers in (("key-1", [0, 2]), ("key-2", [0, 2]), ("key-3", [1])):
+        async with caller(backend, key=key) as client:
+            shown = (await client.get("/debug/decisions")).json()["data"]
+            assert [one["number"] for one in shown] == numbers, "its own tenant's, nobody else's"
+    open_to_all = RouterConfig(debug_decisions=10)
+    backend.told = Account(decisions=({"number": 1, "tenant": ""},))
+    async with caller(backend, open_to_all) as client:
+        assert len((await client.get("/debug/decisions")).json()["data"]) == 1
     async with caller(backend, key="wrong") as client:
         assert (await client.get("/debug/decisions")).status_code == 401
     async with caller(backend, RouterConfig()) as client:
         assert (await client.get("/debug/decisions")).status_code == 404
+
+
+def test_a_poll_of_the_decisions_is_bounded() -> None:
+    """Of 16 candidates each, it is built and sent on the loop."""
+    assert RouterConfig(debug_decisions=500).debug_decisions == 500
+    with pytest.raises(ValidationError, match="500"):
+        RouterConfig(debug_decisions=501)
 
 
 async def test_predictions_and_promises_are_counted() -> None:

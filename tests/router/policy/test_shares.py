@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.policy.classes import Classes, ServiceClass, Slo, Terms
@@ -31,10 +31,11 @@ def test_use_is_forgotten_and_so_are_those_who_left() -> None:
     assert shares.fraction("a", HALF_LIFE_S) == pytest.approx(500 / 1100)
     assert not shares.exceeds("a", HALF_LIFE_S)
     shares.seen("a", HALF_LIFE_S + ACTIVE_S + 1)
-    assert not shares.is_active("b", HALF_LIFE_S + ACTIVE_S + 1) and len(shares) == 1
+    assert len(shares) == 1 and shares.fraction("b", HALF_LIFE_S + ACTIVE_S + 1) == 0.0
 
 
 @settings(max_examples=100, deadline=None)
+@example([(0, 1.0, 0.0), (1, 1.0, 2.0), (2, 4.290870015877425e-119, 3411.0)])
 @given(st.lists(st.tuples(st.integers(0, 20), st.floats(0, 1e6), st.floats(0, 10_000.0)), max_size=60))
 def test_bounded_and_finite_whatever_comes(uses: list[tuple[int, float, float]]) -> None:
     shares = Shares(lambda key: 1.0 + len(key), keys_max=5)
@@ -55,16 +56,24 @@ CLASSES = Classes(
 
 def test_who_may_fill_the_queues_of_replicas() -> None:
     standing = Standing(CLASSES, lambda tenant: 1.0)
-    assert not standing.depth(CLASSES["interactive"], "", 0.0).is_lean
-    assert standing.depth(CLASSES["standard"], "", 0.0).is_lean
+    assert not standing.depth(CLASSES["interactive"], CLASSES["interactive"].slo, "", 0.0).is_lean
+    assert standing.depth(CLASSES["standard"], CLASSES["standard"].slo, "", 0.0).is_lean
     standing.charge("interactive", "", 1000, 0.0)
     standing.seen(CLASSES["batch"], "", 0.0)
     assert standing.behind(0.0) == ("batch",)
-    deprived = standing.depth(CLASSES["batch"], "", 0.0)
+    deprived = standing.depth(CLASSES["batch"], CLASSES["batch"].slo, "", 0.0)
     assert (deprived.depth_s, deprived.is_lean) == (2.0, False), "as deep as the tightest class can bear"
     standing.charge("batch", "", 1000, 0.0)
     assert standing.behind(0.0) == ()
-    assert standing.depth(CLASSES["batch"], "", 0.0).is_lean
+    assert standing.depth(CLASSES["batch"], CLASSES["batch"].slo, "", 0.0).is_lean
+
+
+@pytest.mark.parametrize("promised_s", [2.1, 600.0])
+def test_a_promise_of_its_own_changes_what_a_request_may_fill(promised_s: float) -> None:
+    standing = Standing(CLASSES, lambda tenant: 1.0)
+    assert standing.depth(CLASSES["interactive"], Slo(promised_s), "", 0.0).is_lean, "it has the time"
+    assert not standing.depth(CLASSES["interactive"], Slo(1.0), "", 0.0).is_lean
+    assert standing.depth(CLASSES["standard"], Slo(0.001), "", 0.0).is_lean, "no header makes a class the tightest"
 
 
 def test_a_class_by_its_name_a_tier_or_none() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -100,8 +102,31 @@ def test_what_comes_before() -> None:
     assert queue.ahead_s("interactive", "a", 13.5) == pytest.approx(5.0), "of another class, the earlier deadlines"
 
 
-def tenant_of(one: Waiting) -> str:
-    return one.view.tenant
+def test_what_a_sweep_costs_does_not_grow_with_classes_and_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in looks at a deadline; so is one question of an arrival."""
+    looks = 0
+    deadline_s = Waiting.deadline_s.fget
+    assert deadline_s is not None
+
+    def counted(one: Waiting) -> float:
+        nonlocal looks
+        looks += 1
+        return float(deadline_s(one))
+
+    def cost(classes: int, tenants: int) -> tuple[int, int]:
+        nonlocal looks
+        queue = WaitQueue(2_000, 10**9)
+        for number in range(1024):
+            queue.add(waiting(number, kind=f"c{number % classes}", tenant=f"t{number // classes % tenants}", slo_s=1.0 + number * 37 % 500))
+        looks = 0
+        assert sum(1 for _ in queue.with_ahead_s()) == 1024
+        sweep, looks = looks, 0
+        queue.ahead_s("c0", "t0", 100.0)
+        return sweep, looks
+
+    monkeypatch.setattr(Waiting, "deadline_s", property(counted))
+    assert max(cost(8, 100)[0], cost(2, 100)[0], cost(1, 1)[0]) <= 2 * 1024
+    assert cost(8, 100)[1] <= 8 * 2 * 10
 
 
 ACTIONS = st.lists(
@@ -116,10 +141,24 @@ ACTIONS = st.lists(
 )
 
 
+WEIGHTS = {"a": 1.0, "b": 0.01, "c": 1000.0}
+
+
+def summed(held: Iterable[Waiting], one: Waiting) -> float:
+    """What comes before it, counted batch by batch."""
+    before = [other for other in held if other.deadline_s < one.deadline_s]
+    kind, tenant = one.view.request_class, one.view.tenant
+    own_s = sum(other.service_s for other in before if (other.view.request_class, other.view.tenant) == (kind, tenant))
+    rivals = [other for other in held if other.view.request_class == kind and other.view.tenant != tenant]
+    weight = sum(WEIGHTS[name] for name in {other.view.tenant for other in rivals})
+    between_s = min(sum(other.service_s for other in rivals), own_s * weight / WEIGHTS[tenant])
+    return between_s + own_s + sum(other.service_s for other in before if other.view.request_class != kind)
+
+
 @settings(max_examples=150, deadline=None)
 @given(ACTIONS)
 def test_sums_are_what_the_entries_say_and_bounds_hold(actions: list[tuple[str, str, str, int, float]]) -> None:
-    queue = WaitQueue(20, 40_000, {"a": 1.0, "b": 0.01, "c": 1000.0}.__getitem__)
+    queue = WaitQueue(20, 40_000, WEIGHTS.__getitem__)
     held: dict[int, Waiting] = {}
     for number, (what, tenant, kind, tokens, slo_s) in enumerate(actions):
         if what == "add":
@@ -148,3 +187,6 @@ def test_sums_are_what_the_entries_say_and_bounds_hold(actions: list[tuple[str, 
         for one, ahead_s in queue.with_ahead_s():
             others_s = sum(other.service_s for other in held.values()) - one.service_s
             assert -1e-6 <= ahead_s <= others_s + 1e-6
+            asked_s = queue.ahead_s(one.view.request_class, one.view.tenant, math.nextafter(one.deadline_s, 0.0))
+            assert ahead_s == pytest.approx(asked_s, abs=1e-6), "one by one it is the same"
+            assert ahead_s == pytest.approx(summed(held.values(), one), abs=1e-6)
