@@ -126,6 +126,42 @@ def test_who_serves_and_why(checkpoint: Path, tmp_path: Path, monkeypatch: pytes
 
 
 @needs_step
+def test_the_dtype_auto_is_what_serves_best(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a CPU without bfloat16 of its own, as all with AVX2 alone: there torch is slower in it, the C++ step is not."""
+    monkeypatch.setattr("replica.step_choice.computes_bfloat16", lambda device: False)
+    for quantization in (None, "w4a8"):
+        runner = runner_of(checkpoint, dtype="auto", quantization=quantization)
+        assert runner.kernels.startswith("C++ step, ") and runner.dtype is torch.bfloat16
+    odd = write_tiny_llama(tmp_path / "odd")
+    assert runner_of(odd, dtype="auto").dtype is torch.float32, "torch serves"
+    assert runner_of(odd).dtype is torch.bfloat16, "as told"
+    with pytest.raises(ModelError, match=r"--quantization w4a8 needs the C.*hidden size 48"):
+        runner_of(odd, dtype="auto", quantization="w4a8")
+    monkeypatch.setattr("replica.step_choice.computes_bfloat16", lambda device: True)
+    assert runner_of(odd, dtype="auto").dtype is torch.bfloat16
+
+
+@needs_step
+def test_no_home_for_the_library(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(build.Path, "home", homeless)
+    assert "torch: there is no home directory" in runner_of(checkpoint).kernels
+
+
+@needs_step
+def test_too_few_threads_are_a_fault_in_one_line(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(*_: object) -> None:
+        raise MemoryError("no memory or no threads for the C++ step")
+
+    monkeypatch.setattr("replica.held_model.load_decoder", starved)
+    with pytest.raises(ModelError, match="no threads for the C"):
+        runner_of(checkpoint)
+
+
+@needs_step
 def test_the_step_serves_where_it_can(checkpoint: Path) -> None:
     assert runner_of(checkpoint).kernels.startswith("C++ step, ")
     assert runner_of(checkpoint, quantization="w8a8").kernels.endswith(", w8a8")
