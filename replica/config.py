@@ -22,7 +22,7 @@ class EngineConfig(BaseModel):
     dtype: Dtype = Field("auto", description="Of weights and KV. auto: bfloat16 where the C++ step, CPU or GPU computes it, else float32.")
     quantization: Quantization | None = Field(
         None,
-        description="Weights in 8 or 4 bits, activations in 8, on a CPU with the C++ step; a GGUF's own blocks stay. Unset: dtype.",
+        description="Weights in 8 or 4 bits, activations in 8, on a CPU with the C++ step; a GGUF's blocks of that width stay. Unset: no.",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="Context in tokens. Unset: the model's, lowered to what the KV pool holds; set: refused if it does not fit."
