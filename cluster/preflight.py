@@ -11,6 +11,7 @@ from replica.contract.model_files import ModelFiles, resolve
 from replica.models.config import read_model_config
 from replica.models.model_config import shard_problem
 from replica.models.tensors import check_tensors
+from router.served_model import load_served_model
 
 
 class StartError(Exception):
@@ -48,15 +49,21 @@ def take_port(host: str, port: int) -> socket.socket:
 
 
 def find_model(config: Config) -> ModelFiles | None:
-    """The model's files, downloaded if need be. None for a mock, which has none. Raises StartError, also for what the model cannot do."""
-    if config.engine.runner == "mock":
-        return None
+    """The model's files, downloaded if need be. None for a mock, which has none.
+
+    Raises StartError, also for what the model cannot do, and for a tokenizer or a chat template that a router could not read.
+    """
+    is_mock = config.engine.runner == "mock"
     try:
-        files = resolve(config.engine.model, config.engine.revision)
-        model = read_model_config(files)
-        check_tensors(files, model)
-    except ModelError as error:
-        raise StartError(str(error)) from None
+        files = resolve(config.engine.model, config.engine.revision, weights=not is_mock)
+        if not is_mock:
+            model = read_model_config(files)
+            check_tensors(files, model)
+        load_served_model(config.model_name, files.gguf if files.kind == "gguf" else files.directory)
+    except (ModelError, ValueError, OSError) as error:
+        raise StartError(" ".join(str(error).split())) from None
+    if is_mock:
+        return None
     wanted = config.engine.max_model_len
     if wanted is not None and wanted > model.context_max:
         raise StartError(f"max_model_len {wanted} exceeds the model's context of {model.context_max} tokens")

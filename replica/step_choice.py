@@ -11,10 +11,12 @@ import torch
 from kernels.cpu.abi import load_library
 from kernels.cpu.build import ISA_VARIABLE, CannotBuild, cache_directory, choose_isa, cpu_flags, library_path
 from kernels.cpu.decoder import unfit
-from kernels.ops import CPU_STEP, KERNELS_VARIABLE, wanted_kernels
+from kernels.ops import CPU_STEP, KERNELS_VARIABLE, computes_bfloat16, wanted_kernels
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.models.model_config import ModelConfig
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "auto": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +25,15 @@ class StepChoice:
 
     library: ctypes.CDLL | None
     reason: str
+    dtype: torch.dtype  # of weights and KV
 
 
-def choose_step(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, ranks: int) -> StepChoice:
-    """Raises ModelError where the C++ step was asked for (RANTANG_KERNELS=cpu, a quantization) and cannot be had."""
+def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, ranks: int) -> StepChoice:
+    """The dtype `auto` is bfloat16, which the C++ step computes on every CPU it runs on; float32 where torch would be slower in bfloat16.
+
+    Raises ModelError where the C++ step was asked for (RANTANG_KERNELS=cpu, a quantization) and cannot be had.
+    """
+    dtype = _DTYPES[config.dtype]
     library, reason = _find(config, model, dtype, device, ranks)
     asked = f"--quantization {config.quantization}" if config.quantization else ""
     if wanted_kernels() == CPU_STEP:
@@ -34,9 +41,11 @@ def choose_step(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, de
     if library is None and asked:
         raise ModelError(f"{asked} needs the C++ step: {reason}")
     if library is not None:
-        return StepChoice(library, f"C++ step, {reason}{', ' + config.quantization if config.quantization else ''}")
+        return StepChoice(library, f"C++ step, {reason}{', ' + config.quantization if config.quantization else ''}", dtype)
     hint = " (the C++ step is 2 to 3 times as fast)" if device.type == "cpu" else ""
-    return StepChoice(None, f"torch: {reason}{hint}")
+    if config.dtype == "auto" and not computes_bfloat16(device):
+        dtype = torch.float32
+    return StepChoice(None, f"torch: {reason}{hint}", dtype)
 
 
 def _find(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, ranks: int) -> tuple[ctypes.CDLL | None, str]:

@@ -11,7 +11,8 @@ from typing import Any
 from replica.contract.gguf_header import MetadataValue, read_gguf_header
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
-from router.text.tokenizer_files import TokenizerFileError, tokenizer_from_gguf, tokenizer_from_json
+from router.text.tokenizer_file_error import TokenizerFileError
+from router.text.tokenizer_files import tokenizer_from_gguf, tokenizer_from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def _template_from_gguf(metadata: dict[str, MetadataValue]) -> ChatTemplate | No
 
     def token(key: str) -> str:
         index = metadata.get(f"tokenizer.ggml.{key}")
-        return str(tokens[index]) if isinstance(tokens, list) and isinstance(index, int) else ""
+        return str(tokens[index]) if isinstance(tokens, list) and isinstance(index, int) and index < len(tokens) else ""
 
     return ChatTemplate(source, bos_token=token("bos_token_id"), eos_token=token("eos_token_id"))
 

@@ -19,7 +19,7 @@ from replica.models.config import read_model_config
 from replica.models.gguf_names import INSIDE
 from replica.models.loader_gguf import GgufSource
 from replica.models.model_config import ModelConfig
-from router.text.tokenizer_files import encoder_from_gguf
+from router.text.gguf_encoder import encoder_from_gguf
 
 ARCHITECTURE = "LlamaForCausalLM"
 FILE_TYPE_BF16 = 32  # ggml's LLAMA_FTYPE_MOSTLY_BF16

@@ -64,7 +64,11 @@ def cpu_flags(path: Path = CPU_INFO) -> frozenset[str]:
 
 
 def cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rantang" / "kernels"
+    """Raises CannotBuild for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rantang" / "kernels"
+    except RuntimeError as error:
+        raise CannotBuild("there is no home directory for the library (XDG_CACHE_HOME names a place for it)") from error
 
 
 def library_path(isa: Isa, cache: Path, *, extra: tuple[str, ...] = (), compiler: str = "g++") -> Path:
@@ -100,10 +104,10 @@ def _compile(command: list[str], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         try:
-            done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+            done = subprocess.run([*command, "-o", str(made)], capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
             raise CannotBuild(f"{command[0]} took longer than {COMPILE_TIMEOUT_S:g} s") from error
         if done.returncode:
-            complaint = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
+            complaint = next((line for line in done.stderr.decode(errors="replace").splitlines() if "error" in line), "no message")
             raise CannotBuild(f"{command[0]} failed: {complaint.strip()}")
         os.replace(made, target)

@@ -36,9 +36,6 @@ inline uint32_t lanes_below(int n) { return n <= 0 ? 0 : n >= LANES ? 0xFFFFu : 
 inline F between(F v, F otherwise, int from, int to) {  // lanes from … to - 1 of v
     return _mm512_mask_mov_ps(otherwise, (__mmask16)(lanes_below(to) & ~lanes_below(from)), v);
 }
-inline F from_bf16(const uint16_t* p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
-}
 inline F from_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 inline void store_bf16(uint16_t* p, F v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
 inline void store_i8(int8_t* p, F v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
@@ -99,10 +96,6 @@ inline F between(F v, F otherwise, int from, int to) {
     for (int i = from < 0 ? 0 : from; i < to && i < LANES; i++) y[i] = x[i];
     return load(y);
 }
-inline __m256 from_bf16_8(const uint16_t* p) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
-}
-inline F from_bf16(const uint16_t* p) { return {from_bf16_8(p), from_bf16_8(p + 8)}; }
 inline F from_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }

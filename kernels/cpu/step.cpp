@@ -1,5 +1,5 @@
 // One call computes a step of a decoder: token ids of a mixed batch (decodes and chunks of prompts) to hidden states and logits,
-// over the paged cache. Plain C interface; what an architecture is, the table of layers says (kernels/cpu/library.py fills it).
+// over the paged cache. Plain C interface; what an architecture is, the table of layers says (kernels/cpu/decoder.py fills it).
 //
 // A layer: norm → qkv → rope, cache write → attention → out, + stream → norm → gate · up → down, + stream. Eight meetings of the team.
 // Bytes of a step: every weight once (for each 12 rows in one thread's turn from its cache), the cache of every row once. The residual
@@ -100,6 +100,7 @@ class Decoder {
     int run(const Step& step) {
         if (const int fault = check(step)) return fault;
         lay_out(step);
+        expect(step.wanted_count);
         team_.run(8 * m_.layers + 3, [&](Team::Worker worker) {
             worker.each(step.tokens, 1 + step.tokens / 16, [&](int t) { read_row(m_.embedding, (int)step.ids[t], step.hidden + (size_t)t * m_.hidden); });
             for (int i = 0; i < m_.layers; i++) {
@@ -115,6 +116,7 @@ class Decoder {
     int head(const float* hidden, int rows, float* out) {
         if (rows < 1) return BAD_SHAPE;
         normed_.reserve(rows, m_.hidden, has_bf16_, has_quantised_);
+        expect(rows);
         team_.run(2, [&](Team::Worker worker) { logits(hidden, nullptr, rows, out, worker); });
         return FINE;
     }
@@ -188,6 +190,11 @@ class Decoder {
         gated_.reserve(tokens, m_.width, has_bf16_, has_quantised_);
         if (qkv_.size() < (size_t)tokens * qkv_width_) qkv_.resize((size_t)tokens * qkv_width_);
         if (queries_.size() < (size_t)tokens * m_.heads * m_.dim) queries_.resize((size_t)tokens * m_.heads * m_.dim);
+    }
+
+    // All memory is taken here, before the team runs: an exception in one of its threads would end the process.
+    void expect(int logits) {
+        for (Own& own : thread_) own.best.assign(logits, Best{});
     }
 
     // Three turns for each thread: long enough that what is fetched ahead is its own, short enough for even ends.
@@ -282,7 +289,6 @@ class Decoder {
         if (!count) return;
         norm(hidden, which, count, m_.norm, m_.head, worker);
         std::vector<Best>& best = thread_[worker.index].best;
-        best.assign(count, Best{});
         multiply(m_.head, normed_.of(m_.head), count, out, m_.vocabulary, false, worker,
                  [&](int row, int column, const float* y, int kept) { best[row].see(column, y, kept); });
     }

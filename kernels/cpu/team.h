@@ -13,13 +13,15 @@
 class Team {
    public:
     explicit Team(int size) : size_(size) {
-        for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { work(i); });
+        try {
+            for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { work(i); });
+        } catch (...) {  // those that never came count as arrived, so that those that did can leave
+            arrived_.fetch_add(size - 1 - (int)threads_.size());
+            leave();
+            throw;
+        }
     }
-    ~Team() {
-        job_ = nullptr;
-        meet();
-        for (auto& thread : threads_) thread.join();
-    }
+    ~Team() { leave(); }
     int size() const { return size_; }
 
     // body(worker) on every thread, the caller's included; `phases` bounds the calls of Worker::each in it.
@@ -54,6 +56,12 @@ class Team {
     };
 
    private:
+    void leave() {
+        job_ = nullptr;
+        meet();
+        for (auto& thread : threads_) thread.join();
+    }
+
     struct alignas(64) Counter {
         std::atomic<int> value{0};
         Counter() = default;

@@ -104,11 +104,12 @@ class _Reader:
         return pack_groups(joined, bias)
 
     def _groups(self, names: list[str]) -> list[Groups]:
-        """Of several matrices, all in one form: that of the file where it is the wanted one, else quantised here."""
+        """All in one form: each that the file has in it as it stands, the others quantised here."""
         four_bits = self._quantization == "w4a8"
-        own = [self._source.groups(name) for name in names]
-        ready = [each for each in own if each is not None and (each.m is not None) == four_bits]
-        if len(ready) == len(own):
-            return ready
         quantise = quantise_q4 if four_bits else quantise_q8
-        return [quantise(self._source.read(name) if each is None else dequantise(each)) for name, each in zip(names, own, strict=True)]
+        found: list[Groups] = []
+        for name in names:
+            own = self._source.groups(name)
+            is_ready = own is not None and (own.m is not None) == four_bits
+            found.append(own if own is not None and is_ready else quantise(self._source.read(name) if own is None else dequantise(own)))
+        return found

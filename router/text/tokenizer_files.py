@@ -9,52 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import normalizers
 
 from replica.contract.gguf_header import MetadataValue
+from router.text.gguf_encoder import BYTE_LEVEL, adds_space, encoder_from_gguf
 from router.text.tokenizer import Tokenizer, Vocabulary
+from router.text.tokenizer_file_error import TokenizerFileError
 
-_GGUF_CONTROL = 3  # token type of special tokens
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _NFC_SHRINK = 4  # bytes before ÷ bytes after composing, at most
 
 
-class TokenizerFileError(ValueError):
-    """The model's tokenizer is missing, broken, or of a kind that is not supported."""
-
-
 def tokenizer_from_gguf(metadata: Mapping[str, MetadataValue]) -> Tokenizer:
-    """Byte-level BPE from a GGUF header. Raises TokenizerFileError for other kinds."""
+    """From a GGUF header. Raises TokenizerFileError for kinds that are not supported."""
     special, plain = (encoder_from_gguf(metadata, special=special) for special in (True, False))
-    return Tokenizer(special, plain, _vocabulary(special, byte_level=True, strip_first_space=False))
-
-
-def encoder_from_gguf(metadata: Mapping[str, MetadataValue], *, special: bool = True) -> tokenizers.Tokenizer:
-    """One encoder; `special`: it reads control tokens in the text and adds what the model wants around it."""
-    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
-    steps = {"smollm": [pre_tokenizers.Digits(individual_digits=True)], "gpt-2": []}.get(str(pre))
-    if kind != "gpt2" or steps is None:
-        raise TokenizerFileError(
-            f"GGUF tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported ('gpt2' with 'smollm' or 'gpt-2' is)"
-        )
-    try:
-        tokens, types, merges = (_list(metadata, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "merges"))
-    except KeyError as error:
-        raise TokenizerFileError(f"the GGUF file has no {error.args[0]}") from None
-    pairs = [(left, right) for left, _, right in (str(merge).partition(" ") for merge in merges)]
-    bpe = models.BPE(vocab={str(t): i for i, t in enumerate(tokens)}, merges=pairs)
-    encoder = tokenizers.Tokenizer(bpe)
-    encoder.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
-    encoder.decoder = decoders.ByteLevel()
-    if not special:
-        return encoder
-    control = [str(token) for token, token_type in zip(tokens, types, strict=True) if token_type == _GGUF_CONTROL]
-    encoder.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    if metadata.get("tokenizer.ggml.add_bos_token") and isinstance(bos, int):
-        token = str(tokens[bos])
-        encoder.post_processor = processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, bos)])
-    return encoder
+    byte_level = metadata.get("tokenizer.ggml.model") == BYTE_LEVEL
+    shrink = _NFC_SHRINK if isinstance(special.normalizer, normalizers.NFC) else 1
+    return Tokenizer(special, plain, _vocabulary(special, byte_level=byte_level, strip_first_space=adds_space(metadata)), shrink)
 
 
 def tokenizer_from_json(path: Path) -> Tokenizer:
@@ -121,10 +92,3 @@ def _parts(component: Any) -> list[str]:
     if component.get("type") == "Sequence" and isinstance(children, list):
         return [part for child in children for part in _parts(child)]
     return [str(component.get("type"))]
-
-
-def _list(metadata: Mapping[str, MetadataValue], key: str) -> list[MetadataValue]:
-    value = metadata[key]
-    if not isinstance(value, list):
-        raise TokenizerFileError(f"{key} of the GGUF file is not a list")
-    return value

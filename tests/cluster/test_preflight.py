@@ -1,12 +1,19 @@
-"""A port is taken once, also by those who would share it."""
+"""A port is taken once, also by those who would share it; a model whose texts cannot be read is refused."""
 
 from __future__ import annotations
 
+import shutil
 import socket
+from pathlib import Path
 
+import gguf
 import pytest
 
-from cluster.preflight import StartError, take_port
+from cluster.config import Config
+from cluster.preflight import StartError, find_model, take_port
+from tests.replica.tiny_gguf import write_llama_gguf
+from tests.replica.tiny_llama import write_tiny_llama
+from tests.router.smollm2 import gguf_path
 
 
 def shared_listener(port: int) -> socket.socket:
@@ -44,3 +51,36 @@ def test_a_port_that_is_held_is_taken_before_anyone_listens() -> None:
             own.settimeout(5)
             own.accept()[0].close()  # and every connection comes to the HAProxy
     take_port("127.0.0.1", port).close()
+
+
+def found(model: Path, runner: str = "model") -> bool:
+    return find_model(Config.model_validate({"engine": {"model": str(model), "runner": runner}})) is not None
+
+
+def refused(model: Path, runner: str = "model") -> str:
+    with pytest.raises(StartError) as caught:
+        found(model, runner)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("runner", ["model", "mock"])
+def test_a_tokenizer_that_cannot_be_read_is_refused_before_anything_starts(tmp_path: Path, runner: str) -> None:
+    """The weights are sound: only the routers would have noticed, with everything running."""
+    assert found(gguf_path(), runner) is (runner == "model"), "the control"
+    write_llama_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType.F32)
+    assert "GGUF tokenizer None with pre-tokenizer 'gpt-2' is not supported" in refused(tmp_path / "model.gguf", runner)
+    checkpoint = write_tiny_llama(tmp_path / "checkpoint")
+    assert "tokenizer.json does not exist" in refused(checkpoint, runner)
+    (checkpoint / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json is not a readable tokenizer" in refused(checkpoint, runner)
+
+
+def test_a_template_that_cannot_be_read_is_refused_too(tmp_path: Path) -> None:
+    header = gguf_path().read_bytes()
+    start = header.index(b"{%", header.index(b"tokenizer.chat_template"))
+    shutil.copy(gguf_path(), tmp_path / "model.gguf")
+    with (tmp_path / "model.gguf").open("r+b") as file:
+        file.seek(start)
+        file.write(b"{!")
+    assert "chat template does not compile" in refused(tmp_path / "model.gguf")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernels.cpu import build
-from kernels.cpu.build import ISAS, CannotBuild, choose_isa, cpu_flags, library_path
+from kernels.cpu.build import ISAS, CannotBuild, cache_directory, choose_isa, cpu_flags, library_path
 
 AVX512, AVX2 = ISAS
 A_COMPILER = '#!/bin/sh\necho "$@" >> "$(dirname "$0")/calls"\nfor last; do :; done\necho library > "$last"\n'
@@ -72,6 +72,19 @@ def test_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "locked").mkdir(mode=0o500)
         with pytest.raises(CannotBuild, match="cannot be written: Permission denied"):
             library_path(AVX2, tmp_path / "locked" / "cache", compiler=failing)
+    garbled = compiler_of(tmp_path, "#!/bin/sh\nprintf 'error: \\377\\n' >&2\nexit 1\n")
+    with pytest.raises(CannotBuild, match="failed: error: \ufffd"):
+        library_path(AVX2, tmp_path / "cache", compiler=garbled)
     monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.1)
     with pytest.raises(CannotBuild, match=r"longer than 0.1 s"):
         library_path(AVX2, tmp_path / "cache", compiler=compiler_of(tmp_path, "#!/bin/sh\nexec sleep 20\n"))
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 3_999_999_999)  # in no passwd
+    with pytest.raises(CannotBuild, match=r"no home directory.*XDG_CACHE_HOME"):
+        cache_directory()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "rantang" / "kernels"

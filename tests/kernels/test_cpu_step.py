@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from kernels.batch import PagedBatch
+from kernels.cpu.build import cache_directory, library_path
 from kernels.cpu.decoder import StepFault
 from tests.kernels.plain_decoder import BLOCK, POSITIONS, Plain, Sequences, Sizes, build, library_or_reason, logits_of
 
@@ -169,6 +173,13 @@ def test_far_pages() -> None:
     far = Sequences(plain, ISA, pages=pages)
     assert far.pool.numel() > 2**31
     assert torch.equal(far.step([(tokens_of(BLOCK, 132), 0, [pages - 1])]).logits, near[0])
+
+
+def test_a_team_that_cannot_have_all_its_threads_is_refused() -> None:
+    assert ISA is not None
+    command = [sys.executable, "-m", "tests.kernels.starved", str(library_path(ISA, cache_directory()))]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == ["no memory or no threads for the C++ step", "0", "True"], (done.returncode, done.stderr[-1000:])
 
 
 @pytest.mark.slow

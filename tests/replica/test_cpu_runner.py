@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.cpu import build
-from kernels.cpu.packed import dequantise
+from kernels.cpu.packed import Groups, dequantise, quantise_q4, quantise_q8
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import resolve
@@ -21,7 +21,7 @@ from replica.step import Draw, Row, Step
 from tests.kernels.plain_decoder import library_or_reason
 from tests.replica.model_driver import Driver, Running, greedy
 from tests.replica.tiny_gguf import write_llama_gguf
-from tests.replica.tiny_llama import write_tiny_llama
+from tests.replica.tiny_llama import SIZES, write_tiny_llama
 
 ISA, REASON = library_or_reason()
 needs_step = pytest.mark.skipif(ISA is None, reason=f"no C++ step here: {REASON}")
@@ -106,6 +106,28 @@ def test_blocks_of_a_gguf_keep_their_values(tmp_path: Path, kind: str) -> None:
     assert float((quantised - meant).norm() / meant.norm()) < 8e-2  # 8-bit activations in a model of wild weights
 
 
+@needs_step
+@pytest.mark.parametrize(("quantization", "kind", "other"), [("w4a8", "Q4_0", "Q8_0"), ("w4a8", "Q4_1", "F16"), ("w8a8", "Q8_0", "Q4_1")])
+def test_blocks_of_another_width_are_converted_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, kind: str, other: str
+) -> None:
+    """Values and down are of another width, as in the usual mixed files: queries and keys beside them stay as they are."""
+    kinds = gguf.GGMLQuantizationType
+    path = tmp_path / "model.gguf"
+    write_llama_gguf(path, kinds[kind], odd={".v_proj": kinds[other], ".down_proj": kinds[other], "embed_tokens": kinds["Q8_0"]}, **FITTING)
+    converted = []
+
+    def counted(weight: torch.Tensor) -> Groups:
+        converted.append(tuple(weight.shape))
+        return (quantise_q4 if quantization == "w4a8" else quantise_q8)(weight)
+
+    monkeypatch.setattr(f"replica.models.loader_cpu.quantise_q{quantization[1]}", counted)
+    quantised = logits_of(runner_of(path, quantization=quantization))
+    assert converted == [(64, 64), (64, 96)] * SIZES["num_hidden_layers"], "values, then down"
+    meant = logits_of(runner_of(path, dtype="float32"))
+    assert float((quantised - meant).norm() / meant.norm()) < 0.35, "the rows are in their places"
+
+
 def test_who_serves_and_why(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = write_tiny_llama(tmp_path / "odd")
     assert "torch: the hidden size 48 is not a multiple of 32 (the C++" in runner_of(odd).kernels
@@ -123,6 +145,42 @@ def test_who_serves_and_why(checkpoint: Path, tmp_path: Path, monkeypatch: pytes
         runner_of(checkpoint)
     monkeypatch.setenv("RANTANG_KERNELS", "reference")
     assert "torch: RANTANG_KERNELS=reference" in runner_of(checkpoint).kernels
+
+
+@needs_step
+def test_the_dtype_auto_is_what_serves_best(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a CPU without bfloat16 of its own, as all with AVX2 alone: there torch is slower in it, the C++ step is not."""
+    monkeypatch.setattr("replica.step_choice.computes_bfloat16", lambda device: False)
+    for quantization in (None, "w4a8"):
+        runner = runner_of(checkpoint, dtype="auto", quantization=quantization)
+        assert runner.kernels.startswith("C++ step, ") and runner.dtype is torch.bfloat16
+    odd = write_tiny_llama(tmp_path / "odd")
+    assert runner_of(odd, dtype="auto").dtype is torch.float32, "torch serves"
+    assert runner_of(odd).dtype is torch.bfloat16, "as told"
+    with pytest.raises(ModelError, match=r"--quantization w4a8 needs the C.*hidden size 48"):
+        runner_of(odd, dtype="auto", quantization="w4a8")
+    monkeypatch.setattr("replica.step_choice.computes_bfloat16", lambda device: True)
+    assert runner_of(odd, dtype="auto").dtype is torch.bfloat16
+
+
+@needs_step
+def test_no_home_for_the_library(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(build.Path, "home", homeless)
+    assert "torch: there is no home directory" in runner_of(checkpoint).kernels
+
+
+@needs_step
+def test_too_few_threads_are_a_fault_in_one_line(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(*_: object) -> None:
+        raise MemoryError("no memory or no threads for the C++ step")
+
+    monkeypatch.setattr("replica.held_model.load_decoder", starved)
+    with pytest.raises(ModelError, match="no threads for the C"):
+        runner_of(checkpoint)
 
 
 @needs_step

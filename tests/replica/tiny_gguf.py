@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -40,8 +41,13 @@ def write_gguf(path: Path) -> Path:
     return path
 
 
-def write_llama_gguf(path: Path, kind: gguf.GGMLQuantizationType, **changes: object) -> dict[str, torch.Tensor]:
-    """A whole random Llama; matrices quantised as `kind`, q and k rows permuted as GGUF has them. Returns what was meant."""
+def write_llama_gguf(
+    path: Path, kind: gguf.GGMLQuantizationType, *, odd: Mapping[str, gguf.GGMLQuantizationType] | None = None, **changes: object
+) -> dict[str, torch.Tensor]:
+    """A whole random Llama; matrices quantised as `kind`, or as `odd` says for a part of the name, q and k rows permuted as GGUF has them.
+
+    Returns what was meant.
+    """
     config = {**SIZES, **changes}
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config["num_hidden_layers"])
@@ -61,7 +67,8 @@ def write_llama_gguf(path: Path, kind: gguf.GGMLQuantizationType, **changes: obj
         if ".q_proj." in name or ".k_proj." in name:
             half = config["head_dim"] // 2
             values = values.reshape(-1, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        raw_kind = kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        wanted = next((each for part, each in (odd or {}).items() if part in name), kind)
+        raw_kind = wanted if values.ndim > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, raw_kind), raw_dtype=raw_kind)
     _write(writer)
     return meant

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from replica.contract.gguf_header import read_gguf_header
 from replica.contract.model_error import ModelError
 from router.served_model import load_served_model
-from router.text.tokenizer_files import TokenizerFileError, tokenizer_from_gguf, tokenizer_from_json
+from router.text.tokenizer_file_error import TokenizerFileError
+from router.text.tokenizer_files import tokenizer_from_gguf, tokenizer_from_json
 from tests.router.smollm2 import gguf_path, smollm2
 from tests.router.text import smollm2_vectors as vectors
 
@@ -142,5 +143,3 @@ def test_broken_files_are_refused_in_one_line(tmp_path: Path) -> None:
         tokenizer_from_json(tmp_path / "none.json")
     with pytest.raises(TokenizerFileError, match="neither"):
         load_served_model("x", tmp_path / "weights.bin")
-    with pytest.raises(TokenizerFileError, match="not supported"):
-        tokenizer_from_gguf({"tokenizer.ggml.model": "llama"})
