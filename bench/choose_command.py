@@ -45,10 +45,7 @@ def configurations(base: SweepOptions, changes: Sequence[str]) -> Iterator[Sweep
     yield base
     for text in changes:
         given = dict(setting_of(part) for part in text.split(","))
-        replicas = given.pop("replicas", str(base.server.replicas))
-        if not replicas.isdigit():
-            raise ValueError(f"{text!r}: replicas must be a number")
-        server = replace(base.server, replicas=int(replicas), settings={**base.server.settings, **given})
+        server = replace(base.server, settings={**base.server.settings, **given})
         yield replace(base, server=server, label=text)
 
 

@@ -56,7 +56,10 @@ def metrics_of(done: Swept) -> tuple[Metric, ...]:
 
 
 def texts(done: Swept) -> dict[str, object]:
-    means = f"The highest load at which, as at every lower one, {done.knee.kept_percent:g} % of the requests kept the SLO."
+    means = (
+        f"The highest load at which, as at every lower one, {done.knee.kept_percent:g} % of the requests kept the SLO"
+        " (and the run its target for queue time, where one is given)."
+    )
     return {"texts": {"The knee": f"{done.knee}.\n{means}\n"}}
 
 
