@@ -19,11 +19,12 @@ class Outcome(enum.StrEnum):
 
 @dataclass(slots=True)
 class Counts:
-    """What the server's usage says. None: it does not say."""
+    """What the server's usage says. None: it does not say. `text_tokens`: what a prompt sent as text was meant to have."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    text_tokens: int | None = None
 
 
 @dataclass(slots=True)

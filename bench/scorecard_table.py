@@ -46,7 +46,8 @@ def comma_separated(points: Sequence[Point]) -> str:
 
 
 def problem_lines(points: Sequence[Point]) -> list[str]:
-    """What went wrong, by kind, over all runs of a point, and a target for queue time that was not kept or not measured."""
+    """What went wrong, by kind, over all runs of a point, a target for queue time that was not kept or not measured,
+    and text that is not of the length that was meant."""
     lines: list[str] = []
     for point in points:
         counts: dict[str, int] = {}
@@ -54,6 +55,9 @@ def problem_lines(points: Sequence[Point]) -> list[str]:
             for problem, count in repeat.scorecard.summary.problems.items():
                 counts[problem] = counts.get(problem, 0) + count
         lines += [f"{point.label}: {count} × {problem}" for problem, count in counts.items()]
+        off = [percent for repeat in point.repeats if (percent := repeat.scorecard.summary.text_off_percent) is not None]
+        if off and max(off, key=abs):
+            lines.append(f"{point.label}: the server counts {max(off, key=abs):+g} % of tokens in prompts sent as text")
         if point.slo.queue_ms is not None:
             kept = [repeat.scorecard.goodput.queue_kept for repeat in point.repeats]
             for verdict, words in ((False, f"above {point.slo.queue_ms:g} ms"), (None, "not measured")):

@@ -66,6 +66,16 @@ def test_a_server_that_lies_lends_no_ratio(fake: FakePeer, tmp_path: Path) -> No
     assert found.figure("b") is None and ratio(100.0, found.figure("b"), "b") is None
 
 
+def test_text_of_another_length_lends_no_ratio(fake: FakePeer, tmp_path: Path) -> None:
+    """More of a prompt to compute is no slowness; a begin token more is the server's own affair."""
+    found = column(fake, tmp_path)
+    for off, counts in ((40.0, False), (-40.0, False), (1.5, True)):
+        summary = replace(found.works[0].summary, text_off_percent=off)
+        other = replace(found, works=(replace(found.works[0], summary=summary),))
+        assert (other.figure("b") is not None) is counts
+        assert ("% of tokens" in markdown_of([other], ["ours"], [WORK])) is not counts
+
+
 @pytest.mark.parametrize(
     ("mode", "why"), [("broken", "exit code 1"), ("mute", "not ready after 1 s")], ids=["dies at the start", "never ready"]
 )
