@@ -75,6 +75,7 @@ class RequestRecord:
     answer: Answer = field(default_factory=Answer)
     group: str = ""
     retries: int = 0  # times it was sent again after a refusal
+    resends: int = 0  # times an idle connection proved to be closed before the request was seen
 
     def begin_again(self) -> None:
         """After a refusal: nothing of it is kept but that it was, and when the request was first due."""

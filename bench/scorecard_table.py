@@ -55,6 +55,8 @@ def problem_lines(points: Sequence[Point]) -> list[str]:
             for problem, count in repeat.scorecard.summary.problems.items():
                 counts[problem] = counts.get(problem, 0) + count
         lines += [f"{point.label}: {count} × {problem}" for problem, count in counts.items()]
+        if resends := sum(repeat.scorecard.summary.resends for repeat in point.repeats):
+            lines.append(f"{point.label}: {resends} × sent again, since the server had closed an idle connection")
         off = [percent for repeat in point.repeats if (percent := repeat.scorecard.summary.text_off_percent) is not None]
         if off and max(off, key=abs):
             lines.append(f"{point.label}: the server counts {max(off, key=abs):+g} % of tokens in prompts sent as text")

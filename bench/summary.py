@@ -40,6 +40,7 @@ class Summary:
     latencies: Latencies
     problems: dict[str, int]
     retries: int = 0
+    resends: int = 0  # an idle connection proved to be closed, and the request went out on a new one
     text_off_percent: float | None = None  # of prompts sent as text: by how much the server counts more tokens than were meant
 
 
@@ -73,6 +74,7 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
         ),
         problems=_problems(bad),
         retries=sum(record.retries for record in records),
+        resends=sum(record.resends for record in records),
         text_off_percent=_text_off_percent(good),
     )
 
