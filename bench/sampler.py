@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench import processes
+from bench import http_page, processes
 from bench.processes import Process
 
 FAILURES_MAX = 3  # in a row; then it has no /metrics
-PAGE_BYTES_MAX = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +76,11 @@ class Sampler:
         if self._failures >= FAILURES_MAX:
             return None
         try:
-            with urllib.request.urlopen(self._url, timeout=self._timeout_s) as answer:
-                text = str(answer.read(PAGE_BYTES_MAX).decode("utf-8", "replace"))
-            self._failures = 0
-            return text
+            page = http_page.fetch(self._url, self._timeout_s)
+            if page.status == 200:
+                self._failures = 0
+                return page.body.decode("utf-8", "replace")
+            self._failures += 1
         except (OSError, ValueError):
             self._failures += 1
-            return None
+        return None
