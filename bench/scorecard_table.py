@@ -57,9 +57,9 @@ def problem_lines(points: Sequence[Point]) -> list[str]:
         lines += [f"{point.label}: {count} × {problem}" for problem, count in counts.items()]
         if resends := sum(repeat.scorecard.summary.resends for repeat in point.repeats):
             lines.append(f"{point.label}: {resends} × sent again, since the server had closed an idle connection")
-        off = [percent for repeat in point.repeats if (percent := repeat.scorecard.summary.text_off_percent) is not None]
-        if off and max(off, key=abs):
-            lines.append(f"{point.label}: the server counts {max(off, key=abs):+g} % of tokens in prompts sent as text")
+        off = max((repeat.scorecard.summary.text_off_percent or 0.0 for repeat in point.repeats), key=abs, default=0.0)
+        if off:
+            lines.append(f"{point.label}: the server counts {off:+g} % of tokens in prompts sent as text")
         if point.slo.queue_ms is not None:
             kept = [repeat.scorecard.goodput.queue_kept for repeat in point.repeats]
             for verdict, words in ((False, f"above {point.slo.queue_ms:g} ms"), (None, "not measured")):
