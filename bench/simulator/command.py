@@ -70,7 +70,7 @@ def simulate(
     if step_slo_ms is not None:
         base = replace(base, step_slo_s=step_slo_ms / 1000)
     if cache_blocks is not None:
-        base = replace(base, **{"pool_blocks" if kv is Kv.PRODUCTION else "cache_blocks": cache_blocks})
+        base = replace(base, pool_blocks=cache_blocks) if kv is Kv.PRODUCTION else replace(base, cache_blocks=cache_blocks)
     setup = Setup(
         layout=Layout(replicas=replicas, routers=routers, delay_s=link_ms / 1000, seed=seed),
         profile=base,

@@ -59,6 +59,16 @@ def test_sweep_then_explain_and_choose_from_it(tmp_path: Path) -> None:
     assert "choose baseline" in said and "bounded queue" in said and "cannot tell from 1 run" in said and "0.01" in said
 
 
+def test_nothing_that_is_asked_of_a_finished_sweep_is_dropped(tmp_path: Path) -> None:
+    source = str(write(Result("sweep-chat", {}, points=(point([card(1.0)]), point([card(2.0)]))), tmp_path, rows_for(0)))
+    status, said = call("choose", "--read", source, "--slo", "ttft_ms=1")
+    assert status == 2 and "judged by ttft ≤ 2000 ms, not by ttft ≤ 1 ms" in said
+    status, said = call("choose", "--read", source, "--repeats", "3", "--set", "dtype=float32")
+    assert status == 2 and "repeats, settings says nothing with --read" in said
+    assert call("choose", "--read", source, "--slo", "ttft_ms=2000")[0] == 0, "the control: the same SLO"
+    assert call("choose", "--read", source, "--load", "1", "--price-per-hour", "2")[0] == 0
+
+
 def test_a_state_in_the_way_is_refused_and_can_be_thrown_away(tmp_path: Path) -> None:
     state = tmp_path / "sweep-chat-baseline.partial" / "state.json"
     state.parent.mkdir()
