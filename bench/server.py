@@ -120,12 +120,17 @@ def setting_of(text: str) -> tuple[str, str]:
 
 
 def _describe(options: ServerOptions, url: str) -> Server:
-    models = _json(f"{url}/v1/models", options.api_key).get("data")
-    first = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+    first = first_model(url, options.api_key)
     style = PromptStyle(options.model or str(first.get("id", "default")), options.text_prompts, options.ask_ids, options.chat)
     version = _json(f"{url}/version", options.api_key).get("version")
     served = Served(str(first.get("owned_by", "unknown")), str(version or ""), "a running server", {}, options.replicas)
     return Server(url, style, served, options.api_key, options.timeout_s)
+
+
+def first_model(url: str, api_key: str = "") -> dict[str, Any]:
+    """Of /v1/models; empty when there is none. `url` without /v1."""
+    models = _json(f"{url}/v1/models", api_key).get("data")
+    return models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
 
 
 def _json(url: str, api_key: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def sweep(plan: SweepPlan, state: SweepState) -> int:
     for line in scorecard_table.problem_lines(points):
         console.print(line, style="red", markup=False)
     console.print(str(done.knee), style="bold", markup=False)
-    configuration = {"seed": str(plan.options.seed), "salt": state.salt, "label": plan.options.label}
+    configuration = {"seed": str(plan.options.seed), "label": plan.options.label}
     outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points, details=texts(done))
     paths = write(outcome, done, plan.options.folder)
     state.discard()

@@ -100,11 +100,19 @@ def test_a_rate_stretches_times_and_keeps_their_pattern() -> None:
     works = workload("agent", 0, 100)
     slow, fast = due_times(works, Load(rate_per_s=2.0)), due_times(works, Load(rate_per_s=8.0))
     assert slow == pytest.approx([4 * due_s for due_s in fast])
-    assert len(fast) / fast[-1] == pytest.approx(8.0)
+    assert (len(fast) - 1) / (fast[-1] - fast[0]) == pytest.approx(8.0)
     assert due_times(works, Load(speed=2.0)) == pytest.approx([call.due_s / 2 for call in works])
     assert due_times(works, Load(rate_per_s=5.0, arrivals=Arrivals.EVEN)) == evenly(5.0, 100)
     poisson = due_times(works, Load(rate_per_s=5.0, arrivals=Arrivals.POISSON))
     assert poisson == gamma(5.0, 100, works.seed, 1.0) != due_times(works, Load(rate_per_s=5.0, arrivals=Arrivals.GAMMA, burstiness=0.3))
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("arrivals", [Arrivals.WORKLOAD, Arrivals.EVEN])
+def test_a_rate_is_what_is_offered(name: str, arrivals: Arrivals) -> None:
+    """Also of a work of four requests, that are due one second apart."""
+    times = due_times(workload(name, 0, 4), Load(rate_per_s=2.0, arrivals=arrivals))
+    assert 3 / (times[-1] - times[0]) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
