@@ -31,7 +31,7 @@ class Sampler:
 
     def __init__(
         self,
-        metrics_url: str,
+        metrics_url: str | None,  # None: there is no one page to look at
         family: Callable[[], Sequence[Process]] | None = None,
         *,
         period_s: float = 1.0,
@@ -73,7 +73,7 @@ class Sampler:
         self._samples.append(Sample(now_s, page, memory_bytes))
 
     def _page(self) -> str | None:
-        if self._failures >= FAILURES_MAX:
+        if self._url is None or self._failures >= FAILURES_MAX:
             return None
         try:
             page = http_page.fetch(self._url, self._timeout_s)
