@@ -23,6 +23,7 @@ from bench.prompt_style import PromptStyle
 from bench.result import load_requests, load_result
 from bench.run_command import CONTROLS, RunOptions, configurations, plan
 from bench.server import Server, ServerOptions, serve_arguments
+from bench.slo import Slo
 from bench.stack import StackError
 from cluster.commands import GROUP
 from tests.bench.mock_pair import StartMock
@@ -207,3 +208,13 @@ def test_sigterm_stops_what_was_started() -> None:
         run.send_signal(signal.SIGTERM)
         assert run.stdout.read() == "stopped\n"
         assert run.wait(20) == 128 + signal.SIGTERM
+
+
+def test_an_slo_is_written_as_everywhere(mock_url: StartMock, tmp_path: Path) -> None:
+    asked = ("run", "-w", "a", "--requests", "1", "--url", mock_url(), "--out", str(tmp_path), "--slo", "ttft_ms=2000,queue_ms=50")
+    status, text = said(*asked)
+    assert status == 0, text
+    assert load_result(next(tmp_path.glob("run-a-*.json"))).points[0].slo == Slo(ttft_ms=2000.0, queue_ms=50.0)
+    assert "p95 of queue time not measured in 1 of 1 runs" in text
+    status, text = said(*asked, "--slo-e2e-ms", "5")
+    assert status == 2 and "leave the single ones out" in text
