@@ -13,6 +13,7 @@ from bench.usage import usage_errors
 if TYPE_CHECKING:
     from bench.server import ServerOptions
 
+OF_READING = {"read", "load", "slo", "price_per_hour"}  # what `choose --read` looks at
 SLO_DEFAULT = "ttft_ms=2000,itl_p95_ms=200"
 
 WorkloadName = Annotated[str, typer.Option("--workload", "-w", help="A name, see `workloads`, or a trace file.")]
@@ -82,6 +83,7 @@ def sweep(
 
 
 def choose(
+    context: typer.Context,
     *,
     slo: SloText = SLO_DEFAULT,
     load: Annotated[
@@ -121,9 +123,12 @@ def choose(
         demand = Demand(targets, load, 1.0 if price_per_hour is None else price_per_hour)
         priced = price_per_hour is not None
         if read:
-            if changes:
-                raise ValueError("finished sweeps are read, or configurations swept: not both")
-            raise typer.Exit(choose_command.choose_from_files(read, demand, new_console(), priced=priced))
+            sources = {name: context.get_parameter_source(name) for name in context.params}
+            given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+            if unread := sorted(set(given) - OF_READING):
+                raise ValueError(f"finished sweeps are read, or configurations swept: {', '.join(unread)} says nothing with --read")
+            asked = targets if "slo" in given else None
+            raise typer.Exit(choose_command.choose_from_files(read, demand, new_console(), priced=priced, asked=asked))
         server = _server(url, model, api_key, replicas, settings, (False, False, timeout_s))
         base = SweepOptions(
             workload, targets, server, rates, requests, repeats, seed, refinements, True, price_per_hour, folder=out or RESULTS

@@ -67,6 +67,7 @@ class Expectation:
     stream: bool = True
     choices: int | None = 1
     prompt_tokens: int | None = None  # exact, when the prompt is given as ids
+    text_tokens: int | None = None  # meant, when it is given as text; the server's tokenizer may see it otherwise
     completion_tokens: int | None = None  # exact in all choices together, when `ignore_eos` holds
     usage: bool = True  # the answer must carry usage
     countable: bool = True  # the text is output alone; False with `echo`, whose text is no token of the answer
@@ -79,6 +80,7 @@ class AnswerReader:
     def __init__(self, record: RequestRecord, expect: Expectation, done: Callable[[], None]) -> None:
         self.record = record
         self._expect = expect
+        record.counts.text_tokens = expect.text_tokens
         self._done = done
         self._buffer = bytearray()
         self._stream = False

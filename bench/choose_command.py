@@ -21,6 +21,7 @@ from bench.report_command import report
 from bench.request_log import RequestRow
 from bench.result import Result, load_requests, load_result
 from bench.server import setting_of
+from bench.slo import Slo
 from bench.stack import StackError
 from bench.sweep.carry_out import Swept, begin, carry_out
 from bench.sweep.plan import SweepOptions, SweepPlan, plan_sweep
@@ -45,10 +46,7 @@ def configurations(base: SweepOptions, changes: Sequence[str]) -> Iterator[Sweep
     yield base
     for text in changes:
         given = dict(setting_of(part) for part in text.split(","))
-        replicas = given.pop("replicas", str(base.server.replicas))
-        if not replicas.isdigit():
-            raise ValueError(f"{text!r}: replicas must be a number")
-        server = replace(base.server, replicas=int(replicas), settings={**base.server.settings, **given})
+        server = replace(base.server, settings={**base.server.settings, **given})
         yield replace(base, server=server, label=text)
 
 
@@ -94,14 +92,16 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
     return 0 if chosen.choice.winner else 1
 
 
-def choose_from_files(sources: Sequence[Path], demand: Demand, console: Console, *, priced: bool) -> int:
-    """Read sweeps instead of running them. Raises ValueError for what cannot be weighed."""
+def choose_from_files(sources: Sequence[Path], demand: Demand, console: Console, *, priced: bool, asked: Slo | None = None) -> int:
+    """Read sweeps instead of running them. Raises ValueError for what cannot be weighed, or was judged by another SLO than `asked`."""
     points: list[Point] = []
     rows: list[RequestRow] = []
     for source in sources:
         points += load_result(source).points
         rows += load_requests(source)
     candidates = candidates_of(points)
+    if asked is not None and asked != points[0].slo:
+        raise ValueError(f"these were judged by {points[0].slo.description}, not by {asked.description}: leave --slo out, or sweep anew")
     chosen = decide(candidates, replace(demand, slo=points[0].slo), longest_of(rows), priced=priced)
     show(chosen, console)
     return 0 if chosen.choice.winner else 1
@@ -163,7 +163,7 @@ def context_of(plan: SweepPlan) -> int:
 
 
 def longest_of(rows: Sequence[RequestRow]) -> int | None:
-    return max(((row.prompt_tokens or 0) + row.output_tokens for row in rows), default=None)
+    return max(((row.prompt_tokens or 0) + row.output_tokens for row in rows if row.completed), default=None)
 
 
 def renumbered(measured: Measured, index: int) -> Measured:

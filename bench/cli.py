@@ -9,17 +9,22 @@ import typer
 
 from bench import analysis_cli, run_cli
 from bench.peers.cli import app as peers
-from bench.usage import usage_errors
+from bench.usage import end_on_sigterm, usage_errors
 
 app = typer.Typer(
     name="bench",
-    help="Measure a server: scorecards, sweeps, comparisons.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def ends() -> None:
+    """Measure a server: scorecards, sweeps, comparisons."""
+    end_on_sigterm()
 
 
 @app.command()

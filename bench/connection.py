@@ -59,6 +59,7 @@ class Connection(asyncio.Protocol):
         self._now_s = 0.0
         self._keep_alive = False
         self.uses = 0
+        self.answered = False  # a byte came since the last start
 
     @property
     def reusable(self) -> bool:
@@ -71,7 +72,9 @@ class Connection(asyncio.Protocol):
         self._sink = sink
         self._parser = httptools.HttpResponseParser(self)
         self.uses += 1
+        self.answered = False
         if self._transport is None or self._transport.is_closing():
+            self._now_s = time.perf_counter()
             self._break("connection closed")
             return
         self._transport.write(request)
@@ -93,6 +96,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now_s = time.perf_counter()
+        self.answered = True
         if self._sink is None or self._parser is None:
             self._keep_alive = False  # bytes nobody asked for: never use this connection again
             return

@@ -86,8 +86,9 @@ def plan_ladder(options: LadderOptions) -> LadderPlan:
 
 
 def ladder(plan: LadderPlan, console: Console) -> int:
-    """Measure each step on a stack of its own, print, write."""
+    """Measure each step on a stack of its own, print, write; the steps before one that does not start are written too."""
     measured: list[Measured] = []
+    failed = False
     options = plan.options
     try:
         for i, (name, server_options) in enumerate(plan.steps):
@@ -96,7 +97,9 @@ def ladder(plan: LadderPlan, console: Console) -> int:
                 asked = Question(plan.workload, options.load, options.slo, options.repeats, salt=plan.salt, label=name)
                 measured.append(measure(server, asked, index=i, tell=lambda line: console.print(line, markup=False)))
     except StackError as error:
+        failed = True
         console.print(str(error), style="red", markup=False)
+    if not measured:
         return 1
     points = [each.point for each in measured]
     grid = gains(points)
@@ -109,7 +112,7 @@ def ladder(plan: LadderPlan, console: Console) -> int:
     table.write_text(text)
     paths += [table, *draw(points, paths[0]), *report(paths[0], console)]
     tell_paths(console, paths)
-    return 0 if all(point.figure("completed_per_s") for point in points) else 1
+    return 0 if not failed and all(point.figure("completed_per_s") for point in points) else 1
 
 
 LEGEND = "In brackets the change over the step before; ? where it does not exceed the spread of the runs, or there is only one."

@@ -17,6 +17,7 @@ from bench.connection import Connection, ConnectionPool, Target
 from bench.record import Outcome, RequestRecord
 
 RETRIES_MAX = 16  # after refusals, of one request
+CLOSED_BEFORE_S = 0.1  # an idle connection that the server had closed ends so soon after it is written to: a round trip
 TIMER_SLACK_S = 0.01  # a timer may fire early by the loop's granularity
 
 
@@ -88,8 +89,9 @@ class LoadClient:
             try:
                 async with asyncio.timeout(self._patience_s(call, record)):
                     connection = await self._pool.take(fresh=fresh)
+                    started_s = time.perf_counter()
                     if record.sent_s is None:
-                        record.sent_s = time.perf_counter()
+                        record.sent_s = started_s
                     connection.start(request, reader)
                     await over.wait()
             except TimeoutError:
@@ -103,12 +105,12 @@ class LoadClient:
                 reader.broken(f"cannot connect: {type(error).__name__}", time.perf_counter())
                 return
             self._pool.give_back(connection)
-            if record.status is None and connection.uses > 1:
-                # The server had closed an idle connection before it saw this request: that is no answer. Once, on a new one.
-                fresh = True
-                record.problems.clear()
-                continue
-            return
+            if connection.answered or connection.uses == 1 or (record.end_s or 0.0) - started_s > CLOSED_BEFORE_S:
+                return
+            # The server had closed an idle connection before it saw this request: that is no answer. Once, on a new one; counted.
+            fresh = True
+            record.resends += 1
+            record.problems.clear()
 
     def _patience_s(self, call: Call, record: RequestRecord) -> float:
         """Until the client gives up: by its time limit, or on schedule, which counts from when the request was due."""

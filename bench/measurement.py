@@ -124,7 +124,7 @@ def _run(server: Server, asked: Question, warm_up: Sequence[Call], calls: Sequen
     if warm_up:
         uvloop.run(_offer(target, server, Load(streams=len(warm_up)), warm_up, ()))
     family = list(server.family()) if server.family is not None else []
-    sampler = Sampler(f"{server.url.rstrip('/').removesuffix('/v1')}/metrics", (lambda: family) if family else None)
+    sampler = Sampler(metrics_url(server), (lambda: family) if family else None)
     times = () if asked.load.streams is not None else due_times(asked.workload, asked.load)
     cpu_before = processes.usage(family)
     sampler.start()
@@ -139,6 +139,13 @@ def _run(server: Server, asked: Question, warm_up: Sequence[Call], calls: Sequen
     busy_s = sum(processes.usage(family).since(cpu_before).values())
     side, timeline = look_back(samples, start_s, round(busy_s / wall_s, 3) if family else None)
     return Run(tuple(records), min((record.scheduled_s for record in records), default=start_s), side, timeline, client_cores)
+
+
+def metrics_url(server: Server) -> str | None:
+    """None with several routers: each counts its own, any of them answers, and one's counters say nothing of another's."""
+    if server.served.configuration.get("routers", "1") != "1":
+        return None
+    return f"{server.url.rstrip('/').removesuffix('/v1')}/metrics"
 
 
 async def _offer(target: Target, server: Server, load: Load, calls: Sequence[Call], times: Sequence[float]) -> list[RequestRecord]:

@@ -72,6 +72,7 @@ class MockServer:
         self.disconnected = 0
         self.retry_after = "Retry-After: 2\r\nretry-after-ms: 1500\r\n"
         self.sheds_left = 0  # so many requests are refused before one is served
+        self.drops_left = 0  # so many requests end their connection without a byte
         self._frozen_until_s = 0.0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # only to be cancelled at the end; never iterated where order matters
@@ -120,6 +121,9 @@ class MockServer:
             return False
         raw = await reader.readexactly(length)
         await self._thaw()
+        if self.drops_left > 0:
+            self.drops_left -= 1
+            return False
         if head.startswith("get "):
             writer.write(_answer(200, {"status": "ok"}))
             return True

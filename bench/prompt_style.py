@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from bench.answer import Expectation
 from bench.load_client import Call, json_call
 from bench.prompt_ids import FIRST_PLAIN_ID, LAST_PLAIN_ID
+from bench.prompt_words import text_of
 from bench.workload import TimedCall
-
-TOKENS_OF_A_WORD = 4  # about, of "w12345 " in the tokenizers met so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def completion(
         "stream_options": {"include_usage": True},
     }
     as_text = style.as_text or style.chat
-    prompt = " ".join(f"w{i}" for i in prompt_ids[::TOKENS_OF_A_WORD]) if as_text else list(prompt_ids)
+    prompt = text_of(prompt_ids) if as_text else list(prompt_ids)
     if style.chat:
         body["messages"] = [{"role": "user", "content": prompt}]
     else:
@@ -65,7 +64,11 @@ def completion(
     return json_call(
         "/v1/chat/completions" if style.chat else "/v1/completions",
         body,
-        Expectation(prompt_tokens=None if as_text else len(prompt_ids), completion_tokens=output_tokens),
+        Expectation(
+            prompt_tokens=None if as_text else len(prompt_ids),
+            text_tokens=len(prompt_ids) if as_text else None,
+            completion_tokens=output_tokens,
+        ),
         cancel_after_s=cancel_after_s,
         group=group,
         new_connection=new_connection,

@@ -19,11 +19,12 @@ class Outcome(enum.StrEnum):
 
 @dataclass(slots=True)
 class Counts:
-    """What the server's usage says. None: it does not say."""
+    """What the server's usage says. None: it does not say. `text_tokens`: what a prompt sent as text was meant to have."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    text_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class RequestRecord:
     answer: Answer = field(default_factory=Answer)
     group: str = ""
     retries: int = 0  # times it was sent again after a refusal
+    resends: int = 0  # times an idle connection proved to be closed before the request was seen
 
     def begin_again(self) -> None:
         """After a refusal: nothing of it is kept but that it was, and when the request was first due."""

@@ -31,6 +31,11 @@ class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
     accepted: bool = False  # completed within the SLO
     gaps_ms: list[float] = []  # between events that carried tokens
 
+    @property
+    def completed(self) -> bool:
+        """Only then its times may be drawn or reasoned from: a wrong, failed or cancelled answer lends no speed."""
+        return self.outcome is Outcome.COMPLETED
+
 
 def row_of(record: RequestRecord, *, point: int, repeat: int, start_s: float, accepted: bool) -> RequestRow:
     return RequestRow(

@@ -21,6 +21,7 @@ Speed = Annotated[float, typer.Option(help="The workload's own times, so many ti
 DurationS = Annotated[float | None, typer.Option(help="Of arrivals at a rate, instead of a number of requests.")]
 LengthScale = Annotated[float, typer.Option(help="Of a trace's lengths.")]
 ContextTokens = Annotated[int, typer.Option(help="Longer requests of a trace are cut to it.")]
+SloOfAll = Annotated[str, typer.Option("--slo", help="All targets at once, as of `sweep`: ttft_ms=2000,itl_p95_ms=200.")]
 TtftMs = Annotated[float | None, typer.Option(help="A response is accepted when its first token came so soon,")]
 ItlMs = Annotated[float | None, typer.Option(help="95 % of its gaps between tokens were no longer,")]
 TpotMs = Annotated[float | None, typer.Option(help="its mean time per token was no longer,")]
@@ -52,6 +53,7 @@ def run(
     length_scale: LengthScale = 1.0,
     context_tokens: ContextTokens = 8192,
     repeats: Repeats = 1,
+    slo_text: SloOfAll = "",
     slo_ttft_ms: TtftMs = None,
     slo_itl_p95_ms: ItlMs = None,
     slo_tpot_ms: TpotMs = None,
@@ -77,6 +79,7 @@ def run(
 ) -> None:
     """Measure a workload at a load: a scorecard, as a table, JSON, Markdown and CSV."""
     from bench import run_command as command
+    from bench.analysis.slo_text import parse_slo
     from bench.load import Arrivals, Load
     from bench.result import RESULTS
     from bench.server import ServerOptions, setting_of
@@ -88,6 +91,10 @@ def run(
         server = ServerOptions(url, model, api_key, replicas, given, text_prompts, not no_ids, chat, timeout_s)
         load = Load(streams, rate, Arrivals(arrivals), burstiness, speed, obey_retry_after, new_connections)
         slo = Slo(slo_ttft_ms, slo_itl_p95_ms, slo_tpot_ms, slo_e2e_ms, slo_queue_ms)
+        if slo_text:
+            if slo != Slo():
+                raise ValueError("--slo gives all targets: leave the single ones out")
+            slo = parse_slo(slo_text)
         names = [name for name in workloads.split(",") if name]
         fit = Fit(length_scale, context_tokens)
         tried = [*(changes or ()), *(command.CONTROLS if controls else ())]

@@ -100,12 +100,10 @@ def asked_of(text: str, options: RunOptions) -> Asked:
 
 
 def run(planned: Plan) -> int:
-    """Measure, print, write; 1 when nothing was completed."""
+    """Measure, print, write; 1 when nothing was completed, or a stack did not start. What the others brought is written."""
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    try:
-        measured = _measure_all(planned, console)
-    except StackError as error:
-        console.print(str(error), style="red", highlight=False, markup=False)
+    measured, failed = _measure_all(planned, console)
+    if not measured:
         return 1
     points = [each.point for each in measured]
     names = list(dict.fromkeys(each.workload.name for each in planned.asked))
@@ -120,7 +118,7 @@ def run(planned: Plan) -> int:
         paths += _report(paths[0], console)
     for path in paths:
         console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}", highlight=False)
-    return 0 if all(point.figure("completed_per_s") for point in points) else 1
+    return 0 if not failed and all(point.figure("completed_per_s") for point in points) else 1
 
 
 def _report(source: Path, console: Console) -> list[Path]:
@@ -156,21 +154,23 @@ def write(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[
     return path, table, lines
 
 
-def _measure_all(planned: Plan, console: Console) -> list[Measured]:
+def _measure_all(planned: Plan, console: Console) -> tuple[list[Measured], bool]:
+    """All that could be measured, and whether a configuration failed."""
     measured: list[Measured] = []
-    options = planned.options
+    failed = False
     for label, each in planned.servers:
         console.print(f"{label}: {'measuring ' + each.url if each.url else 'starting a stack'} …", highlight=False)
-        with open_server(each) as server:
-            for asked in planned.asked:
-                question = Question(
-                    asked.workload,
-                    asked.load,
-                    options.slo,
-                    repeats=options.repeats,
-                    price_per_hour=options.price_per_hour,
-                    salt=planned.salt,
-                    label=label,
-                )
-                measured.append(measure(server, question, index=len(measured), tell=console.print))
-    return measured
+        try:
+            with open_server(each) as server:
+                for asked in planned.asked:
+                    question = _question(planned, asked, label)
+                    measured.append(measure(server, question, index=len(measured), tell=console.print))
+        except StackError as error:
+            failed = True
+            console.print(f"{label} drops out: {error}", style="red", highlight=False, markup=False)
+    return measured, failed
+
+
+def _question(planned: Plan, asked: Asked, label: str) -> Question:
+    options = planned.options
+    return Question(asked.workload, asked.load, options.slo, options.repeats, options.price_per_hour, planned.salt, label)

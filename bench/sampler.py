@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench import processes
+from bench import http_page, processes
 from bench.processes import Process
 
 FAILURES_MAX = 3  # in a row; then it has no /metrics
-PAGE_BYTES_MAX = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class Sampler:
 
     def __init__(
         self,
-        metrics_url: str,
+        metrics_url: str | None,  # None: there is no one page to look at
         family: Callable[[], Sequence[Process]] | None = None,
         *,
         period_s: float = 1.0,
@@ -76,13 +73,14 @@ class Sampler:
         self._samples.append(Sample(now_s, page, memory_bytes))
 
     def _page(self) -> str | None:
-        if self._failures >= FAILURES_MAX:
+        if self._url is None or self._failures >= FAILURES_MAX:
             return None
         try:
-            with urllib.request.urlopen(self._url, timeout=self._timeout_s) as answer:
-                text = str(answer.read(PAGE_BYTES_MAX).decode("utf-8", "replace"))
-            self._failures = 0
-            return text
+            page = http_page.fetch(self._url, self._timeout_s)
+            if page.status == 200:
+                self._failures = 0
+                return page.body.decode("utf-8", "replace")
+            self._failures += 1
         except (OSError, ValueError):
             self._failures += 1
-            return None
+        return None

@@ -80,6 +80,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("goodput_per_s", "goodput", "req/s", "higher", lambda c: c.goodput.requests_per_s),
     Figure("goodput_tokens_per_s", "goodput", "tok/s", "higher", lambda c: c.goodput.tokens_per_s),
     Figure("attainment_percent", "within SLO", "%", "higher", lambda c: c.goodput.attainment_percent),
+    Figure("accepted_percent", "accepted of all", "%", "", lambda c: _share(c.goodput.accepted, c)),
     Figure("output_tokens_per_s", "output", "tok/s", "higher", lambda c: c.summary.output_tokens_per_s),
     Figure("ttft_p50_ms", "TTFT p50", "ms", "lower", lambda c: c.summary.latencies.ttft_ms.p50),
     Figure("ttft_p95_ms", "TTFT p95", "ms", "lower", lambda c: c.summary.latencies.ttft_ms.p95),

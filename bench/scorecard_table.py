@@ -46,7 +46,8 @@ def comma_separated(points: Sequence[Point]) -> str:
 
 
 def problem_lines(points: Sequence[Point]) -> list[str]:
-    """What went wrong, by kind, over all runs of a point."""
+    """What went wrong, by kind, over all runs of a point, a target for queue time that was not kept or not measured,
+    and text that is not of the length that was meant."""
     lines: list[str] = []
     for point in points:
         counts: dict[str, int] = {}
@@ -54,6 +55,16 @@ def problem_lines(points: Sequence[Point]) -> list[str]:
             for problem, count in repeat.scorecard.summary.problems.items():
                 counts[problem] = counts.get(problem, 0) + count
         lines += [f"{point.label}: {count} × {problem}" for problem, count in counts.items()]
+        if resends := sum(repeat.scorecard.summary.resends for repeat in point.repeats):
+            lines.append(f"{point.label}: {resends} × sent again, since the server had closed an idle connection")
+        off = max((repeat.scorecard.summary.text_off_percent or 0.0 for repeat in point.repeats), key=abs, default=0.0)
+        if off:
+            lines.append(f"{point.label}: the server counts {off:+g} % of tokens in prompts sent as text")
+        if point.slo.queue_ms is not None:
+            kept = [repeat.scorecard.goodput.queue_kept for repeat in point.repeats]
+            for verdict, words in ((False, f"above {point.slo.queue_ms:g} ms"), (None, "not measured")):
+                if verdict in kept:
+                    lines.append(f"{point.label}: p95 of queue time {words} in {kept.count(verdict)} of {len(kept)} runs")
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,10 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Which server. Without `url` a stack is started with `settings` (names of `rantang serve`'s flags, with underscores)."""
+    """Which server. Without `url` a stack is started with `settings` (names of `rantang serve`'s flags, with underscores).
+
+    A setting `replicas` becomes the field of that name: what is started, what is told and what is billed are one number.
+    """
 
     url: str | None = None
     model: str | None = None  # the server's first unless given
@@ -45,6 +49,12 @@ class ServerOptions:
     ask_ids: bool = True
     chat: bool = False
     timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        replicas = self.settings.get("replicas", "")
+        if self.url is None and re.fullmatch("[0-9]{1,6}", replicas):  # `check` names what is no number
+            object.__setattr__(self, "replicas", int(replicas))
+            object.__setattr__(self, "settings", {name: value for name, value in self.settings.items() if name != "replicas"})
 
 
 def check(options: ServerOptions) -> None:
@@ -82,6 +92,8 @@ def serve_arguments(options: ServerOptions) -> list[str]:
     given: dict[str, dict[str, Any]] = {section: {} for section in config.SECTIONS}
     arguments: list[str] = []
     flags = field_of_flag()
+    if "replicas" in options.settings:
+        raise ValueError(f"replicas must be a number, got {options.settings['replicas']!r}")
     for name, value in {"replicas": str(options.replicas), **options.settings}.items():
         if name not in flags:
             raise ValueError(f"unknown setting {name!r}; there are {', '.join(flags)}")
@@ -108,12 +120,17 @@ def setting_of(text: str) -> tuple[str, str]:
 
 
 def _describe(options: ServerOptions, url: str) -> Server:
-    models = _json(f"{url}/v1/models", options.api_key).get("data")
-    first = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+    first = first_model(url, options.api_key)
     style = PromptStyle(options.model or str(first.get("id", "default")), options.text_prompts, options.ask_ids, options.chat)
     version = _json(f"{url}/version", options.api_key).get("version")
     served = Served(str(first.get("owned_by", "unknown")), str(version or ""), "a running server", {}, options.replicas)
     return Server(url, style, served, options.api_key, options.timeout_s)
+
+
+def first_model(url: str, api_key: str = "") -> dict[str, Any]:
+    """Of /v1/models; empty when there is none. `url` without /v1."""
+    models = _json(f"{url}/v1/models", api_key).get("data")
+    return models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
 
 
 def _json(url: str, api_key: str) -> dict[str, Any]:

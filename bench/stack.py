@@ -12,13 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import processes
+from bench import http_page, processes
 from bench.processes import Process
 from bench.result import ROOT
 
@@ -170,15 +168,14 @@ def is_ready(url: str) -> bool:
 def get_status(url: str, timeout_s: float = 5.0) -> int | None:
     """Status of a GET; None when nobody answers."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return int(error.code)
+        return http_page.fetch(url, timeout_s).status
     except OSError:
         return None
 
 
 def get_text(url: str, timeout_s: float = 10.0, api_key: str = "") -> str:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout_s) as answer:
-        return str(answer.read().decode())
+    """Raises OSError for another status than 2xx, and for what does not come whole in time."""
+    page = http_page.fetch(url, timeout_s, api_key=api_key)
+    if not 200 <= page.status < 300:
+        raise OSError(f"{url}: status {page.status}")
+    return page.body.decode()

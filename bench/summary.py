@@ -40,6 +40,8 @@ class Summary:
     latencies: Latencies
     problems: dict[str, int]
     retries: int = 0
+    resends: int = 0  # an idle connection proved to be closed, and the request went out on a new one
+    text_off_percent: float | None = None  # of prompts sent as text: by how much the server counts more tokens than were meant
 
 
 def summarize(records: Sequence[RequestRecord]) -> Summary:
@@ -72,6 +74,8 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
         ),
         problems=_problems(bad),
         retries=sum(record.retries for record in records),
+        resends=sum(record.resends for record in records),
+        text_off_percent=_text_off_percent(good),
     )
 
 
@@ -80,6 +84,12 @@ def _hit_percent(good: Sequence[RequestRecord]) -> float | None:
     known = [record for record in good if record.counts.cached_tokens is not None and record.counts.prompt_tokens]
     total = sum(record.counts.prompt_tokens or 0 for record in known)
     return round(100 * sum(record.counts.cached_tokens or 0 for record in known) / total, 2) if total else None
+
+
+def _text_off_percent(good: Sequence[RequestRecord]) -> float | None:
+    known = [record.counts for record in good if record.counts.text_tokens and record.counts.prompt_tokens is not None]
+    meant = sum(counts.text_tokens or 0 for counts in known)
+    return round(100 * (sum(counts.prompt_tokens or 0 for counts in known) / meant - 1), 2) if meant else None
 
 
 def _problems(bad: Sequence[RequestRecord]) -> dict[str, int]:

@@ -37,7 +37,7 @@ def sweep(plan: SweepPlan, state: SweepState) -> int:
     for line in scorecard_table.problem_lines(points):
         console.print(line, style="red", markup=False)
     console.print(str(done.knee), style="bold", markup=False)
-    configuration = {"seed": str(plan.options.seed), "salt": state.salt, "label": plan.options.label}
+    configuration = {"seed": str(plan.options.seed), "label": plan.options.label}
     outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points, details=texts(done))
     paths = write(outcome, done, plan.options.folder)
     state.discard()
@@ -56,7 +56,10 @@ def metrics_of(done: Swept) -> tuple[Metric, ...]:
 
 
 def texts(done: Swept) -> dict[str, object]:
-    means = f"The highest load at which, as at every lower one, {done.knee.kept_percent:g} % of the requests kept the SLO."
+    means = (
+        f"The highest load at which, as at every lower one, {done.knee.kept_percent:g} % of the requests kept the SLO"
+        " (and the run its target for queue time, where one is given)."
+    )
     return {"texts": {"The knee": f"{done.knee}.\n{means}\n"}}
 
 

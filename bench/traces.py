@@ -1,14 +1,15 @@
 """Workloads from files: Mooncake's jsonl (times, lengths, ids of chained blocks), Azure's csv (times, lengths), and our own jsonl.
 
 Our own is Mooncake's with optional fields: `block_tokens` (512 unless given), `cancel_after_ms`, `group`; `rantang bench convert`
-writes it. A line that cannot be used is named by its number.
+writes it. A line that cannot be used is named by its number. Mooncake's times are in buckets of 3 s, which are spread.
 """
 
 from __future__ import annotations
 
 import csv
 import datetime
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ import msgspec
 from bench.workload import Segment, TimedCall, Workload
 
 BLOCK_TOKENS = 512
+BUCKET_MS = 3_000.0  # of Mooncake's timestamps
 LINE_BYTES_MAX = 4 * 1024 * 1024
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -58,18 +60,33 @@ def read(path: Path, requests: int | None, fit: Fit, seed: int) -> Workload:
     if not lines:
         raise ValueError(f"{path.name} holds no request")
     lines.sort(key=lambda line: line.timestamp)
-    first_ms = lines[0].timestamp
+    recorded = [line.timestamp for line in lines]
+    times_ms = spread(recorded)
     cut = 0
     calls = []
     for i, line in enumerate(lines):
-        call, was_cut = _call(line, i, first_ms, fit, f"{path.stem}/{seed}")
+        call, was_cut = _call(line, i, (times_ms[i] - times_ms[0]) / 1e3, fit, f"{path.stem}/{seed}")
         calls.append(call)
         cut += was_cut
     description = f"trace {path.name}, lengths × {fit.length_scale:g}, {cut} of {len(calls)} cut to {fit.context_tokens} tokens"
+    if times_ms != recorded:
+        description += f", arrivals spread inside buckets of {BUCKET_MS / 1e3:g} s"
     return Workload(path.stem, seed, description, tuple(calls))
 
 
-def _call(line: Line, index: int, first_ms: float, fit: Fit, key: str) -> tuple[TimedCall, bool]:
+def spread(recorded_ms: Sequence[float]) -> list[float]:
+    """Requests of one bucket follow each other evenly until the next; times that are in no buckets stay."""
+    if any(time_ms % BUCKET_MS for time_ms in recorded_ms):
+        return list(recorded_ms)
+    together, place = Counter(recorded_ms), Counter[float]()
+    times_ms = []
+    for time_ms in recorded_ms:
+        times_ms.append(time_ms + BUCKET_MS * place[time_ms] / together[time_ms])
+        place[time_ms] += 1
+    return times_ms
+
+
+def _call(line: Line, index: int, due_s: float, fit: Fit, key: str) -> tuple[TimedCall, bool]:
     """The call, and whether it had to be cut to the context."""
     output_tokens = max(1, round(line.output_length * fit.length_scale))
     wanted = max(1, round(line.input_length * fit.length_scale))
@@ -86,7 +103,6 @@ def _call(line: Line, index: int, first_ms: float, fit: Fit, key: str) -> tuple[
     if left > 0:
         segments.append(Segment(f"{key}/own/{index}", left))
     cancel_after_s = None if line.cancel_after_ms is None else line.cancel_after_ms / 1e3
-    due_s = (line.timestamp - first_ms) / 1e3
     return TimedCall(due_s, tuple(segments), output_tokens, cancel_after_s, line.group), prompt_tokens < wanted
 
 
@@ -114,6 +130,12 @@ def _jsonl(path: Path) -> Iterable[Line]:
             raise ValueError(f"{path.name}, line {number}: {error}") from error
 
 
+def azure_time(text: str) -> datetime.datetime:
+    """UTC where no zone is named. Raises ValueError."""
+    at = datetime.datetime.fromisoformat(text)
+    return at if at.tzinfo is not None else at.replace(tzinfo=datetime.UTC)
+
+
 def _azure(path: Path) -> Iterable[Line]:
     first: datetime.datetime | None = None
     columns: list[int] = []
@@ -127,7 +149,7 @@ def _azure(path: Path) -> Iterable[Line]:
             continue
         try:
             time, prompt, output = (cells[column] for column in columns)
-            at = datetime.datetime.fromisoformat(time[:26])
+            at = azure_time(time)
             first = first or at
             line = {"timestamp": (at - first).total_seconds() * 1e3, "input_length": int(prompt), "output_length": int(output)}
             yield msgspec.convert(line, Line)

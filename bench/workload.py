@@ -64,9 +64,9 @@ class Workload:
 
     @property
     def rate_per_s(self) -> float | None:
-        """Mean rate on its own clock; None when all is due at once."""
-        span_s = self.calls[-1].due_s if self.calls else 0.0
-        return len(self.calls) / span_s if span_s > 0 else None
+        """Mean rate on its own clock, from the first request to the last; None when all is due at once."""
+        span_s = self.calls[-1].due_s - self.calls[0].due_s if self.calls else 0.0
+        return (len(self.calls) - 1) / span_s if span_s > 0 else None
 
     @property
     def facts(self) -> WorkloadFacts:

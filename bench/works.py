@@ -47,5 +47,6 @@ def workload_of(work: Work, seed: int, requests: int | None = None) -> Workload:
     return Workload(work.name, seed, work.description, calls, work.streams)
 
 
-def calls_of(work: Work, style: PromptStyle, seed: int) -> list[Call]:
-    return [call_of(timed, style) for timed in workload_of(work, seed)]
+def calls_of(work: Work, style: PromptStyle, seed: int, salt: str = "") -> list[Call]:
+    """Another salt is another text of the same lengths."""
+    return [call_of(timed, style, salt) for timed in workload_of(work, seed)]

@@ -20,10 +20,19 @@ class AtLoad:
 
     offered_per_s: float
     runs: tuple[Figures, ...]
+    queue_ms: float | None = None  # the SLO's target for the p95 of queue time, which no single response can be held to
 
     @property
     def is_burst(self) -> bool:
         return math.isinf(self.offered_per_s)
+
+    @property
+    def queue_kept(self) -> bool | None:
+        """In the middle run. None: there is a target, and the server did not tell the time."""
+        if self.queue_ms is None:
+            return True
+        middle = self.median("queue_p95_ms")
+        return None if middle is None else middle <= self.queue_ms
 
     def values(self, name: str) -> tuple[float, ...]:
         """The figure in every run that knows it."""
@@ -57,7 +66,7 @@ def at_load_of(point: Point) -> AtLoad:
     """What a result file knows of one load."""
     offered = point.load.rate_per_s or point.figure("offered_per_s") or 0.0
     burst = offered >= BURST_RATE_PER_S
-    return AtLoad(math.inf if burst else offered, tuple(figures_of(repeat.scorecard) for repeat in point.repeats))
+    return AtLoad(math.inf if burst else offered, tuple(figures_of(repeat.scorecard) for repeat in point.repeats), point.slo.queue_ms)
 
 
 def name_of(point: Point, points: Sequence[Point]) -> str:

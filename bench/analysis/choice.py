@@ -11,7 +11,7 @@ from bench.analysis.knee import Knee, find_knee
 from bench.analysis.targets import broken_targets
 from bench.slo import Slo
 
-SAME = 0.02  # costs and knees this close, relatively, are the same
+SAME = 0.02  # costs and knees this close, relatively, are the same; so are knees between the same two loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,40 +61,53 @@ class Choice:
 def judge(candidate: Candidate, demand: Demand) -> Verdict:
     """Cost per accepted response at the load asked for, replicas paid whether busy or idle, the refused trying again.
 
-    With attainment a, L responses per second are L / a attempts; the configuration must bear those, so they must lie at or
-    below the knee. Nothing is extrapolated beyond what was measured.
+    Where the share a of all requests was accepted, L accepted per second are L / a offered, with the retries of the refused
+    and what clients cancel themselves; the configuration must bear those, so they must lie at or below the knee. Nothing is
+    extrapolated beyond what was measured.
     """
     knee = find_knee(candidate.points)
     if knee.load_per_s is None:
         return Verdict(candidate, knee, fault=_fault(candidate, knee, demand, "no load measured keeps the SLO"))
     wanted = knee.load_per_s if demand.load_per_s is None else demand.load_per_s
     at = next((point for point in ascending(candidate.points) if point.offered_per_s >= min(wanted, knee.load_per_s)), None)
-    share = (at.median("attainment_percent") or 0.0) / 100 if at else 0.0
+    share = (at.median("accepted_percent") or 0.0) / 100 if at else 0.0
+    attained = (at.median("attainment_percent") or 0.0) / 100 if at else 0.0
+    if not share or not attained:
+        return Verdict(candidate, knee, fault="no request was accepted")
     if demand.load_per_s is None:
         accepted, offered = wanted * share, wanted
     else:
-        accepted, offered = wanted, wanted / share if share else float("inf")
+        accepted, offered = wanted, wanted / share
     if offered > knee.load_per_s * (1 + 1e-9):
         edge = "" if knee.found else ", the highest load measured"
         words = f"keeps the SLO only up to {knee.load_per_s:g} req/s{edge}; {wanted:g} accepted are {offered:.3g} with retries"
         return Verdict(candidate, knee, fault=_fault(candidate, knee, demand, words))
     cost = 1000 * candidate.replicas * demand.price_per_replica_hour / 3600 / accepted
     idle = 100 * max(0.0, 1 - offered / knee.load_per_s)
-    return Verdict(candidate, knee, offered, accepted, offered / accepted - 1, idle, cost)
+    return Verdict(candidate, knee, offered, accepted, 1 / attained - 1, idle, cost)
 
 
 def choose(candidates: Sequence[Candidate], demand: Demand) -> Choice:
-    """The least cost; of the same cost the highest knee; of the same knee the least TTFT; then the order given."""
+    """The least cost; of the same cost the highest knee; of the same knee the least TTFT; then the order given.
+
+    A knee is known only to lie between two loads: what differs by less than that is the same.
+    """
     verdicts = [judge(candidate, demand) for candidate in candidates]
-    keeping = sorted((verdict for verdict in verdicts if verdict.keeps), key=lambda verdict: verdict.cost_per_1000 or 0.0)
+    keeping = sorted((verdict for verdict in verdicts if verdict.keeps), key=_cost)
     if not keeping:
         return Choice(None, tuple((verdict, verdict.fault) for verdict in verdicts))
-    least = keeping[0].cost_per_1000 or 0.0
-    cheapest = [verdict for verdict in keeping if (verdict.cost_per_1000 or 0.0) <= least * (1 + SAME)]
-    farthest = max(verdict.knee.load_per_s or 0.0 for verdict in cheapest)
-    roomiest = [verdict for verdict in cheapest if (verdict.knee.load_per_s or 0.0) >= farthest * (1 - SAME)]
+    cheapest = [verdict for verdict in keeping if _same_cost(verdict, keeping[0], demand)]
+    farthest = max(cheapest, key=_room)
+    roomiest = [verdict for verdict in cheapest if _same_room(verdict, farthest)]
     winner = min(roomiest, key=_ttft_at_load)
-    others = [(verdict, _why_lost(verdict, winner)) for verdict in keeping if verdict is not winner]
+    others: list[tuple[Verdict, str]] = []
+    for verdict in keeping:
+        if verdict is winner:
+            continue
+        if verdict in roomiest:
+            others.append((verdict, _slower(verdict, winner)))
+        else:
+            others.append((verdict, _narrower(verdict, farthest) if verdict in cheapest else _dearer(verdict, keeping[0])))
     others += [(verdict, verdict.fault) for verdict in verdicts if not verdict.keeps]
     return Choice(winner, tuple(others))
 
@@ -111,14 +124,45 @@ def _ttft_at_load(verdict: Verdict) -> float:
     return float("inf") if ttft is None else ttft
 
 
-def _why_lost(loser: Verdict, winner: Verdict) -> str:
-    cost, best = loser.cost_per_1000 or 0.0, winner.cost_per_1000 or 0.0
-    if cost > best * (1 + SAME):
-        return f"keeps the SLO at {cost / best:.2f} times the cost ({cost:.4g} against {best:.4g} per 1,000 accepted)"
-    mine, its = loser.knee.load_per_s or 0.0, winner.knee.load_per_s or 0.0
-    if mine < its * (1 - SAME):
-        return f"same cost, less room: knee at {mine:g} against {its:g} req/s"
-    return f"same cost, same knee; TTFT p95 {_ttft_at_load(loser):.0f} against {_ttft_at_load(winner):.0f} ms{_certainty(loser, winner)}"
+def _cost(verdict: Verdict) -> float:
+    return verdict.cost_per_1000 or 0.0
+
+
+def _room(verdict: Verdict) -> float:
+    return verdict.knee.load_per_s or 0.0
+
+
+def _same_cost(dearer: Verdict, cheaper: Verdict, demand: Demand) -> bool:
+    """Where each is judged at its own knee, the dearer one's may lie as high as the next load, and its cost so much lower."""
+    least = _cost(dearer)
+    if demand.load_per_s is None:
+        least *= _room(dearer) / (dearer.knee.broken_per_s or _room(dearer))
+    return _cost(dearer) <= _cost(cheaper) * (1 + SAME) or least < _cost(cheaper) * (1 - 1e-9)
+
+
+def _same_room(nearer: Verdict, farther: Verdict) -> bool:
+    return _room(nearer) >= _room(farther) * (1 - SAME) or (nearer.knee.broken_per_s or 0.0) > _room(farther)
+
+
+def _dearer(loser: Verdict, best: Verdict) -> str:
+    cost, least = _cost(loser), _cost(best)
+    return f"keeps the SLO at {cost / least:.2f} times the cost ({cost:.4g} against {least:.4g} per 1,000 accepted)"
+
+
+def _narrower(loser: Verdict, farthest: Verdict) -> str:
+    return f"same cost, less room: knee at {_room(loser):g} against {_room(farthest):g} req/s"
+
+
+def _slower(loser: Verdict, winner: Verdict) -> str:
+    mine, its = _room(loser), _room(winner)
+    knees = "" if mine == its else f" as far as measured ({_bracket(loser)} and {_bracket(winner)} req/s)"
+    ttfts = f"{_ttft_at_load(loser):.0f} against {_ttft_at_load(winner):.0f} ms"
+    return f"same cost, same knee{knees}; TTFT p95 {ttfts}{_certainty(loser, winner)}"
+
+
+def _bracket(verdict: Verdict) -> str:
+    knee = verdict.knee
+    return f"{knee.load_per_s:g}" if knee.broken_per_s is None else f"{knee.load_per_s:g}–{knee.broken_per_s:g}"
 
 
 def _certainty(loser: Verdict, winner: Verdict) -> str:

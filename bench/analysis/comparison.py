@@ -89,13 +89,11 @@ def _rows(one: Point, other: Point, wanted: Sequence[Figure]) -> tuple[Row, ...]
 
 
 def _pairs(a: Sequence[Point], b: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """The only one with the only one; else those of the same label and load; else those of the same load."""
+    """The only one with the only one; else those of the same workload, load and label; else of the same workload and load."""
     if len(a) == 1 and len(b) == 1:
         return [(a[0], b[0])]
-    exact = [(one, other) for one in a for other in b if (one.label, one.load) == (other.label, other.load)]
-    if exact:
-        return exact
-    return [(one, other) for one in a for other in b if one.load == other.load and one.workload.name == other.workload.name]
+    same = [(one, other) for one in a for other in b if one.load == other.load and one.workload.name == other.workload.name]
+    return [(one, other) for one, other in same if one.label == other.label] or same
 
 
 def _obstacles(one: Point, other: Point) -> list[str]:
@@ -110,7 +108,7 @@ def _obstacles(one: Point, other: Point) -> list[str]:
 
 
 def _heading(point: Point, points: Sequence[Point]) -> str:
-    return point.label if len(points) == 1 else f"{point.label}, {point.load.description}"
+    return point.label if len(points) == 1 else f"{point.label}, {point.workload.name}, {point.load.description}"
 
 
 def _slo_note(one: Point, other: Point) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def evidence_of(points: Sequence[Point], index: int, rows: Sequence[RequestRow],
         ttft_by_prompt=tuple(
             (row.prompt_tokens - (row.cached_tokens or 0), row.ttft_ms)
             for row in own
-            if row.prompt_tokens is not None and row.ttft_ms is not None
+            if row.completed and row.prompt_tokens is not None and row.ttft_ms is not None
         ),
         sequences_max=_limit(point.served, "max_num_seqs", per_replica=True),
         budget_tokens=_limit(point.served, "max_num_batched_tokens", per_replica=False),

@@ -30,7 +30,7 @@ class Knee:
         if self.load_per_s is None:
             if self.broken_per_s is None:
                 return "no knee: nothing was measured"
-            return f"no knee: already at the lowest load, {broken}, fewer than {self.kept_percent:g} % are within the SLO"
+            return f"no knee: already at the lowest load, {broken}, the SLO is not kept"
         if self.broken_per_s is None:
             return f"no knee up to {self.load_per_s:g} req/s, the highest load measured: it lies above"
         return f"knee at {self.load_per_s:g} req/s, goodput {self.goodput_per_s or 0:.3g} req/s; at {broken} the SLO is not kept any more"
@@ -40,7 +40,8 @@ def find_knee(points: Iterable[AtLoad], kept_percent: float = KEPT_PERCENT) -> K
     """The highest measured load at which, as at every lower one, `kept_percent` of the requests offered were good.
 
     Good is a complete, right answer within the SLO, so this is at once where goodput stops following the offered load and
-    the last load whose p95 targets hold. Shares of requests are compared, not rates: the time in which the last answers of
+    the last load whose p95 targets hold. A target for queue time is held against the server's own p95; one that was not
+    measured is not kept. Shares of requests are compared, not rates: the time in which the last answers of
     a finite trace run out lowers every rate and no share. The middle run of n counts. A load above a broken one is never
     the knee, whatever it brought: what holds at 4 and 6 but not at 5 does not hold at 6.
     """
@@ -49,7 +50,7 @@ def find_knee(points: Iterable[AtLoad], kept_percent: float = KEPT_PERCENT) -> K
     loads = ascending(points)
     for point in loads:
         share = point.median("attainment_percent")
-        if share is None or share < kept_percent:
+        if share is None or share < kept_percent or not point.queue_kept:
             broken = point
             break
         kept = point

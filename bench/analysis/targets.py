@@ -26,6 +26,8 @@ def broken_targets(point: AtLoad, slo: Slo) -> tuple[str, ...]:
         target, value = getattr(slo, field.name), point.median(FIGURE_OF[field.name])
         if target is not None and value is not None and value > target:
             broken.append(f"{NAMES[field.name]} p95 {value:.0f} ms > {target:g} ms")
+    if point.queue_kept is None:
+        broken.append("queue time was not measured")
     for name, words in (("shed_percent", "shed"), ("error_percent", "failed")):
         share = point.median(name)
         if share is not None and share >= REFUSED_PERCENT:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
+
+from bench.usage import end_on_sigterm
 
 app = typer.Typer(
     name="peers",
@@ -40,7 +39,7 @@ def compare(
         return
     from bench.peers import main
 
-    signal.signal(signal.SIGTERM, _exit)
+    end_on_sigterm()
     request = main.Request(tuple(peers.split(",")) if peers else (), works, requests, tuple(ours or ("rantang=",)), golden, seed)
     raise typer.Exit(main.compare(request, peers_dir.expanduser()))
 
@@ -60,7 +59,7 @@ def start(
     """Start one peer on a free port and print its URL; it runs until Ctrl-C. A router without workers gets two mock ones."""
     from bench.peers import main
 
-    signal.signal(signal.SIGTERM, _exit)
+    end_on_sigterm()
     raise typer.Exit(main.start(name, tuple(url for url in workers.split(",") if url), peers_dir.expanduser()))
 
 
@@ -70,11 +69,6 @@ def list_peers(peers_dir: PeersDir = PEERS_DIR) -> None:
     from bench.peers import main
 
     raise typer.Exit(main.list_peers(peers_dir.expanduser()))
-
-
-def _exit(number: int, _frame: FrameType | None) -> None:
-    """Leave through every `finally`, so that what was started is stopped."""
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ Measure = Callable[[Contestant, str], Awaitable[tuple[WorkResult, ...]]]
 Check = Callable[[Contestant, str], Awaitable[SameModel | None]]
 LONG_PROMPT = "e"  # compared by its time to first token; the others by output tokens/s
 AGAIN = " again"
+TEXT_OFF_PERCENT_MAX = 2.0  # a begin token of its own may be added to a prompt sent as text, and no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,11 @@ class Column:
         return next((work for work in self.works if work.name == name), None)
 
     def figure(self, work_name: str) -> float | None:
-        """What is compared; None where a request failed: then its figures are no equal's."""
+        """What is compared; None where a request failed, or its text was another length: then its figures are no equal's."""
         work = self.work(work_name)
         if work is None or work.summary.completed < work.summary.requests:
+            return None
+        if abs(work.summary.text_off_percent or 0.0) > TEXT_OFF_PERCENT_MAX:
             return None
         return work.summary.latencies.ttft_ms.p50 if work_name == LONG_PROMPT else work.summary.output_tokens_per_s
 

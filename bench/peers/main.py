@@ -26,6 +26,7 @@ from bench.peers.same_model import SameModel
 from bench.peers.table import markdown_of
 from bench.peers.work_runs import chosen_works, measure, with_requests
 from bench.result import ROOT, WorkResult
+from bench.server import first_model
 from replica.contract.gguf_header import read_gguf_header
 from replica.contract.model_error import ModelError
 from router.text.tokenizer_files import tokenizer_from_gguf
@@ -95,7 +96,8 @@ def ours_of(text: str) -> Contestant:
 
 def contestant_of(name: str, home: Home) -> Contestant:
     if "://" in name:
-        return contestant.of_url(name, Prompts(ask_ids=False))
+        model = first_model(name.rstrip("/").removesuffix("/v1")).get("id")
+        return contestant.of_url(name, Prompts(str(model) if model else Prompts().model, ask_ids=False))
     return contestant.of_peer(peer(name, home), home)
 
 

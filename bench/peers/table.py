@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.peers.comparison import AGAIN, LONG_PROMPT, Column, mean_of_ours, ratio
+from bench.peers.comparison import AGAIN, LONG_PROMPT, TEXT_OFF_PERCENT_MAX, Column, mean_of_ours, ratio
 from bench.result import WorkResult
 from bench.works import Work
 
@@ -56,7 +56,11 @@ def _ratio(column: Column, label: str, columns: Sequence[Column], work: str) -> 
 
 
 def _completed(work: WorkResult | None) -> str:
-    return "–" if work is None else f"{work.summary.completed}/{work.summary.requests}"
+    if work is None:
+        return "–"
+    off = work.summary.text_off_percent or 0.0
+    other = f", prompts {off:+.0f} % of tokens" if abs(off) > TEXT_OFF_PERCENT_MAX else ""
+    return f"{work.summary.completed}/{work.summary.requests}{other}"
 
 
 def _same(column: Column) -> str:

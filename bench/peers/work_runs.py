@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -39,7 +40,8 @@ def with_requests(works: Sequence[Work], given: str) -> list[Work]:
 
 
 async def measure(url: str, works: Sequence[Work], prompts: Prompts, seed: int) -> tuple[WorkResult, ...]:
-    """Each work once, after a short warm-up with prompts of its own."""
+    """Each work once, after a short warm-up with prompts of its own; no text was ever sent before, so that no cache knows it."""
+    salt = secrets.token_hex(8)
     style = PromptStyle(prompts.model, as_text=prompts.as_text, ask_ids=prompts.ask_ids)
     client = LoadClient(Target.parse(url), reuse_connections=not prompts.new_connections)
     results: list[WorkResult] = []
@@ -47,8 +49,8 @@ async def measure(url: str, works: Sequence[Work], prompts: Prompts, seed: int) 
         for work in works:
             requests = min(work.streams, WARM_UP_REQUESTS_MAX)
             warm_up = replace(work, name=f"{work.name}-warm-up", requests=requests, output_tokens=WARM_UP_TOKENS)
-            await closed_loop(client, calls_of(warm_up, style, seed), streams=requests)
-            records = await closed_loop(client, calls_of(work, style, seed), streams=work.streams)
+            await closed_loop(client, calls_of(warm_up, style, seed, salt), streams=requests)
+            records = await closed_loop(client, calls_of(work, style, seed, salt), streams=work.streams)
             results.append(WorkResult(work.name, work.description, summarize(records)))
     finally:
         client.close()

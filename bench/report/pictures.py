@@ -32,8 +32,8 @@ def pictures(result: ResultFile, rows: Sequence[RequestRow]) -> Iterator[tuple[s
         targets = [Target(name, value) for name, value in bounds if value is not None]
         yield "curves", "Goodput, p95 time to first token and p95 inter-token latency against offered load", draw_curves(curves, targets)
     chosen = _spaced(range(len(points)), DISTRIBUTIONS_MAX)
-    ttft = [_ttft(points[i], points, [row for row in rows if row.point == i]) for i in chosen]
-    itl = [_itl(points[i], points, [row for row in rows if row.point == i]) for i in chosen]
+    ttft = [_ttft(points[i], points, [row for row in rows if row.point == i and row.completed]) for i in chosen]
+    itl = [_itl(points[i], points, [row for row in rows if row.point == i and row.completed]) for i in chosen]
     yield "distributions", "Distributions of time to first token and inter-token latency", draw_distributions(ttft, itl)
     for i in telling(points):
         own = [row for row in rows if row.point == i and row.repeat == 0]

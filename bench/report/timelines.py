@@ -40,7 +40,7 @@ def draw_timeline(
 
 
 def _draw_queue(axes: Axes, timeline: Timeline, rows: Sequence[RequestRow], target_ms: float | None) -> None:
-    answered = [(row.due_ms / 1e3, row.ttft_ms) for row in rows if row.ttft_ms is not None]
+    answered = [(row.due_ms / 1e3, row.ttft_ms) for row in rows if row.completed and row.ttft_ms is not None]
     queued = _known(timeline, timeline.queue_ms)
     if answered:
         axes.plot(*_columns(answered), linestyle="none", marker=".", color=colour(5), label="time to first token, by when due")

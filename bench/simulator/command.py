@@ -45,7 +45,9 @@ def simulate(
         Path | None, typer.Option(exists=True, dir_okay=False, help="Step-time coefficients and sizes: YAML, or a measured replica's JSON.")
     ] = None,
     kv: Annotated[Kv, typer.Option(help="free: running KV is free; production: the real scheduler and KV manager.")] = Kv.FREE,
-    cache_blocks: Annotated[int, typer.Option(min=1, help="Prefix cache (free) or pool (production) in blocks.")] = DEFAULT.cache_blocks,
+    cache_blocks: Annotated[
+        int | None, typer.Option(min=1, help="Prefix cache (free) or pool (production) in blocks; the profile's unless given.")
+    ] = None,
     step_slo_ms: Annotated[float | None, typer.Option(help="Bounds a step's prefill; none: the token budget alone does.")] = None,
     admission: Annotated[bool, typer.Option(help="Refuse what cannot keep its promise; else everybody is let in.")] = False,
     router: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="YAML with the router's configuration.")] = None,
@@ -60,15 +62,15 @@ def simulate(
 ) -> None:
     """Simulate a trace: hit rate, latencies, goodput and coverage, under a virtual clock."""
     try:
-        arrivals = read_trace(trace, speed=speed, limit=requests)
-        base = replace(read_profile(profile) if profile else DEFAULT, cache_blocks=cache_blocks)
+        base = read_profile(profile) if profile else DEFAULT
+        arrivals = read_trace(trace, speed=speed, limit=requests, block_tokens=base.block_size)
         config = _router(router, policy)
     except (TraceError, ProfileError, ValidationError, yaml.YAMLError) as error:
         raise typer.BadParameter(" ".join(str(error).split())) from None
     if step_slo_ms is not None:
         base = replace(base, step_slo_s=step_slo_ms / 1000)
-    if kv is Kv.PRODUCTION:
-        base = replace(base, pool_blocks=cache_blocks)
+    if cache_blocks is not None:
+        base = replace(base, pool_blocks=cache_blocks) if kv is Kv.PRODUCTION else replace(base, cache_blocks=cache_blocks)
     setup = Setup(
         layout=Layout(replicas=replicas, routers=routers, delay_s=link_ms / 1000, seed=seed),
         profile=base,

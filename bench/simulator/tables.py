@@ -54,7 +54,7 @@ class Job:
 
 
 def run_job(job: Job, trace: Path, requests: int | None) -> dict[str, Any]:
-    figures = job.setup.run(read_trace(trace, speed=job.speed, limit=requests), job.slo)
+    figures = job.setup.run(read_trace(trace, speed=job.speed, limit=requests, block_tokens=job.setup.profile.block_size), job.slo)
     return {"label": job.label, "speed": job.speed, "seed": job.seed, "policy": job.setup.router.policy, "slo": asdict(job.slo)} | figures
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,7 +47,7 @@ class Swept:
 def begin(plan: SweepPlan, *, restart: bool) -> SweepState:
     """What is already finished. Raises ResumeError when another sweep's state lies in the way, unless it is to be thrown away."""
     if restart:
-        SweepState(plan.state_folder, plan.identity, "").discard()
+        SweepState(plan.state_folder, plan.identity).discard()
     return resume(plan.state_folder, plan.identity)
 
 
@@ -56,7 +57,8 @@ def carry_out(plan: SweepPlan, state: SweepState, say: Callable[[str], None]) ->
     def ask(server: Server, load: Load) -> tuple[Point, list[RequestRow]]:
         options = plan.options
         load = replace(plan.base, rate_per_s=load.rate_per_s)
-        question = Question(plan.workload, load, options.slo, options.repeats, options.price_per_hour, state.salt, options.label)
+        salt = secrets.token_hex(4)  # another one at every attempt: what an interrupted one sent lies in the server's cache
+        question = Question(plan.workload, load, options.slo, options.repeats, options.price_per_hour, salt, options.label)
         measured = measure(server, question, tell=say)
         return measured.point, list(measured.rows)
 

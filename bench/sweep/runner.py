@@ -41,7 +41,7 @@ class Sweep:
         self._overheads_s: list[float] = []
 
     def run(self) -> Knee:
-        """Every finished load is in the state before the next begins."""
+        """Every finished load is in the state before the next begins. Raises ValueError for a load that cannot be judged."""
         extent = self._extent
         if extent.burst or not extent.rates:
             self._at(BURST_RATE_PER_S, extent.rates)
@@ -78,8 +78,21 @@ class Sweep:
         point, rows = self._measure(Load(rate_per_s=rate))
         if rate < BURST_RATE_PER_S:  # a burst is nothing but last answers
             self._overheads_s.append(max(0.0, (time.monotonic() - started_s) / extent.repeats - extent.requests / rate))
+        found = at_load_of(point)
+        self._refuse_nothing(found, words)
         self._state.add(point, rows)
-        self._say(f"{words}: {_in_short(at_load_of(point))}")
+        self._say(f"{words}: {_in_short(found)}")
+
+    def _refuse_nothing(self, found: AtLoad, words: str) -> None:
+        """Raises ValueError for what says nothing of this load; it is then not kept, and a later run measures it again.
+
+        A server that refuses a whole load says something, one that is gone does not, nor one that hides what is asked of it.
+        """
+        if not found.highest("completed_per_s"):
+            if not found.highest("shed_percent") or (found.is_burst and not self._extent.rates):
+                raise ValueError(f"{words}: nothing was answered at all")
+        elif found.queue_kept is None:
+            raise ValueError(f"{words}: the server does not tell its queue time in /metrics: queue_ms cannot be judged")
 
 
 def capacity_of(points: list[AtLoad]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,20 +25,15 @@ class ResumeError(ValueError):
 class _Document:
     schema: int
     identity: dict[str, str]
-    salt: str
     points: tuple[Point, ...] = ()
 
 
 @dataclass(slots=True)
 class SweepState:
-    """A folder with one JSON file and the requests of each finished point. `identity`: all that makes two sweeps the same.
-
-    `salt` is drawn once and makes its texts its own: no prefix of an earlier sweep is found.
-    """
+    """A folder with one JSON file and the requests of each finished point. `identity`: all that makes two sweeps the same."""
 
     folder: Path
     identity: dict[str, str]
-    salt: str
     points: list[Point] = field(default_factory=list)
 
     def add(self, point: Point, rows: Iterable[RequestRow]) -> None:
@@ -47,7 +41,7 @@ class SweepState:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_rows((msgspec.structs.replace(row, point=len(self.points)) for row in rows), self._rows_file(len(self.points)))
         self.points.append(point)
-        document = _Document(SCHEMA_VERSION, self.identity, self.salt, tuple(self.points))
+        document = _Document(SCHEMA_VERSION, self.identity, tuple(self.points))
         fresh = self.folder / (FILE + ".new")
         fresh.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
         os.replace(fresh, self.folder / FILE)
@@ -70,7 +64,7 @@ def resume(folder: Path, identity: dict[str, str]) -> SweepState:
     """
     path = folder / FILE
     if not path.exists():
-        return SweepState(folder, identity, secrets.token_hex(4))
+        return SweepState(folder, identity)
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Document)
     except (OSError, msgspec.MsgspecError) as error:
@@ -85,7 +79,7 @@ def resume(folder: Path, identity: dict[str, str]) -> SweepState:
     ]
     if differing:
         raise ResumeError(f"{folder} holds another sweep ({'; '.join(differing)}); --restart begins anew")
-    state = SweepState(folder, identity, found.salt, list(found.points))
+    state = SweepState(folder, identity, list(found.points))
     missing = [i for i in range(len(state.points)) if not (folder / f"{i}{SUFFIX}").exists()]
     if missing:
         raise ResumeError(f"{folder} lacks the requests of point {missing[0]}; --restart begins anew")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench import choose_command, ladder_command
+from bench import choose_command, ladder_command, run_command
 from bench.analysis.choice import Demand
 from bench.cli import app
 from bench.ladder_command import LADDER, LadderOptions, gains, plan_ladder
@@ -18,7 +18,7 @@ from bench.load import Load
 from bench.mock_openai import Fault, Pace
 from bench.point import Served
 from bench.result import Result, load_result, write
-from bench.server import ServerOptions
+from bench.server import ServerOptions, check, serve_arguments
 from bench.slo import Slo
 from bench.sweep.plan import SweepOptions
 from tests.bench.made_up_results import FACTS, card, point, rows_for
@@ -57,6 +57,16 @@ def test_sweep_then_explain_and_choose_from_it(tmp_path: Path) -> None:
     status, said = call("choose", "--read", str(source), "--load", "100", "--price-per-hour", "3.6")
     assert status == 0
     assert "choose baseline" in said and "bounded queue" in said and "cannot tell from 1 run" in said and "0.01" in said
+
+
+def test_nothing_that_is_asked_of_a_finished_sweep_is_dropped(tmp_path: Path) -> None:
+    source = str(write(Result("sweep-chat", {}, points=(point([card(1.0)]), point([card(2.0)]))), tmp_path, rows_for(0)))
+    status, said = call("choose", "--read", source, "--slo", "ttft_ms=1")
+    assert status == 2 and "judged by ttft ≤ 2000 ms, not by ttft ≤ 1 ms" in said
+    status, said = call("choose", "--read", source, "--repeats", "3", "--set", "dtype=float32")
+    assert status == 2 and "repeats, settings says nothing with --read" in said
+    assert call("choose", "--read", source, "--slo", "ttft_ms=2000")[0] == 0, "the control: the same SLO"
+    assert call("choose", "--read", source, "--load", "1", "--price-per-hour", "2")[0] == 0
 
 
 def test_a_state_in_the_way_is_refused_and_can_be_thrown_away(tmp_path: Path) -> None:
@@ -119,6 +129,23 @@ def test_configurations_are_the_baseline_and_each_change(tmp_path: Path) -> None
     assert [plan.options.server.replicas for plan in plans] == [1, 1, 2]
     assert plans[2].options.server.settings == {"dtype": "float32", "max_num_seqs": "4"}
     assert len({plan.state_folder for plan in plans}) == 3
+
+
+def test_replicas_are_one_number_however_they_are_given() -> None:
+    """What is started is what is told and billed."""
+    given = ServerOptions(settings={"replicas": "2", "dtype": "float32"})
+    assert (given.replicas, given.settings) == (2, {"dtype": "float32"})
+    assert serve_arguments(given)[:2] == ["--replicas", "2"]
+    base = SweepOptions("chat", Slo(ttft_ms=1.0), given)
+    plans = choose_command.plans_of(base, ["replicas=4", "max_num_seqs=8"])
+    assert [plan.options.server.replicas for plan in plans] == [2, 4, 2]
+    run = list(run_command.configurations(given, ["replicas=3"]))
+    assert [(label, server.replicas) for label, server in run] == [("baseline", 2), ("replicas=3", 3)]
+    assert all("replicas" not in server.settings for _, server in run)
+    with pytest.raises(ValueError, match="must be a number"):
+        check(ServerOptions(settings={"replicas": "two"}))
+    with pytest.raises(ValueError, match="leave --url out"):
+        check(ServerOptions("http://127.0.0.1:9", settings={"replicas": "2"}))
 
 
 def test_choose_runs_sweeps_and_writes_one_result(tmp_path: Path) -> None:

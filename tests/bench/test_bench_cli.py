@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -16,9 +19,12 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.load import Load
 from bench.mock_openai import Pace
+from bench.prompt_style import PromptStyle
 from bench.result import load_requests, load_result
 from bench.run_command import CONTROLS, RunOptions, configurations, plan
-from bench.server import ServerOptions, serve_arguments
+from bench.server import Server, ServerOptions, serve_arguments
+from bench.slo import Slo
+from bench.stack import StackError
 from cluster.commands import GROUP
 from tests.bench.mock_pair import StartMock
 
@@ -158,3 +164,57 @@ def test_help_of_bench_imports_nothing_heavy() -> None:
     code = "import sys, bench.cli; print([name for name in ('numpy', 'uvloop', 'pydantic', 'matplotlib') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_stack_that_fails_takes_no_measurement_with_it(mock_url: StartMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = mock_url()
+
+    @contextlib.contextmanager
+    def opened(options: ServerOptions) -> Iterator[Server]:
+        if options.settings:
+            raise StackError("no memory for it")
+        yield Server(url, PromptStyle("mock"))
+
+    monkeypatch.setattr("bench.run_command.open_server", opened)
+    status, text = said("run", "-w", "a", "--requests", "2", "--change", "max_num_seqs=8", "--out", str(tmp_path))
+    assert status == 1 and "max_num_seqs=8 drops out: no memory for it" in text
+    assert [point.label for point in load_result(next(tmp_path.glob("run-a-*.json"))).points] == ["baseline"]
+    monkeypatch.setattr("bench.ladder_command.open_server", opened)
+    assert said("ladder", "--requests", "2", "--out", str(tmp_path))[0] == 1, "nothing was measured at all"
+
+
+ENDED = """
+import contextlib, sys, time
+from bench import cli, run_command
+@contextlib.contextmanager
+def opened(options):
+    try:
+        print("started", flush=True)
+        time.sleep(60)
+        yield
+    finally:
+        print("stopped", flush=True)
+run_command.open_server = opened
+sys.argv = ["bench", "run"]
+cli.app()
+"""
+
+
+def test_sigterm_stops_what_was_started() -> None:
+    with subprocess.Popen([sys.executable, "-c", ENDED], stdout=subprocess.PIPE, text=True, cwd=ROOT) as run:
+        assert run.stdout is not None
+        said_first = [run.stdout.readline(), run.stdout.readline()][-1]
+        assert said_first == "started\n"
+        run.send_signal(signal.SIGTERM)
+        assert run.stdout.read() == "stopped\n"
+        assert run.wait(20) == 128 + signal.SIGTERM
+
+
+def test_an_slo_is_written_as_everywhere(mock_url: StartMock, tmp_path: Path) -> None:
+    asked = ("run", "-w", "a", "--requests", "1", "--url", mock_url(), "--out", str(tmp_path), "--slo", "ttft_ms=2000,queue_ms=50")
+    status, text = said(*asked)
+    assert status == 0, text
+    assert load_result(next(tmp_path.glob("run-a-*.json"))).points[0].slo == Slo(ttft_ms=2000.0, queue_ms=50.0)
+    assert "p95 of queue time not measured in 1 of 1 runs" in text
+    status, text = said(*asked, "--slo-e2e-ms", "5")
+    assert status == 2 and "leave the single ones out" in text

@@ -38,6 +38,13 @@ def test_quantile_of_nothing() -> None:
     assert quantile([], 0.5) is None
 
 
+def test_text_is_held_against_what_was_meant() -> None:
+    """The old prompts, cut for four tokens a word, were seen as 179 tokens where 128 were meant."""
+    seen = [RequestRecord(0.0, outcome=Outcome.COMPLETED, counts=Counts(n, 4, text_tokens=128)) for n in (179, 128)]
+    assert summarize(seen).text_off_percent == pytest.approx(100 * (307 / 256 - 1), abs=0.01)
+    assert summarize([RequestRecord(0.0, outcome=Outcome.COMPLETED, counts=Counts(100, 4))]).text_off_percent is None
+
+
 def test_summary_of_known_times() -> None:
     record = RequestRecord(
         scheduled_s=10.0,

@@ -188,7 +188,43 @@ async def test_an_idle_connection_closed_by_the_server_is_no_fault(pair: StartPa
     assert (await mock.client.send(one_call())).outcome is Outcome.COMPLETED
     await mock.server.close()
     assert await mock.server.start(mock.port) == mock.port
+    record = await mock.client.send(one_call())
+    assert (record.outcome, record.problems) == (Outcome.COMPLETED, [])
+    assert summarize([record]).resends == record.resends <= 1  # none when the client saw the end before it sent
+
+
+async def test_a_drop_before_the_first_byte_is_an_error(pair: StartPair) -> None:
+    """The server had the request: sent again, it would be done twice, and the drop would be nowhere."""
+    mock = await pair()
     assert (await mock.client.send(one_call())).outcome is Outcome.COMPLETED
+    mock.server.fault = Fault.HANG_AT_ONCE
+    sending = asyncio.create_task(mock.client.send(one_call()))
+    await asyncio.sleep(3 * load_client.CLOSED_BEFORE_S)
+    mock.server.fault = Fault.NONE
+    await mock.server.close()
+    assert await mock.server.start(mock.port) == mock.port
+    record = await sending
+    assert (record.outcome, record.resends, summarize([record]).errors) == (Outcome.ERROR, 0, 1)
+    assert (await mock.client.send(one_call())).outcome is Outcome.COMPLETED
+
+
+async def test_nonsense_on_a_connection_used_before_is_an_error(pair: StartPair) -> None:
+    mock = await pair()
+    assert (await mock.client.send(one_call())).outcome is Outcome.COMPLETED
+    served = mock.server.served
+    mock.server.fault = Fault.BAD_HTTP
+    record = await mock.client.send(one_call())
+    assert (record.outcome, record.resends, mock.server.served) == (Outcome.ERROR, 0, served + 1)
+
+
+async def test_a_connection_that_dies_at_once_is_replaced_and_counted(pair: StartPair) -> None:
+    mock = await pair()
+    assert (await mock.client.send(one_call())).outcome is Outcome.COMPLETED
+    mock.server.drops_left = 1
+    record = await mock.client.send(one_call())
+    assert (record.outcome, record.resends) == (Outcome.COMPLETED, 1)
+    mock.server.drops_left = 2
+    assert (await mock.client.send(one_call())).outcome is Outcome.ERROR, "once, and no more"
 
 
 async def test_new_connection_for_every_request(pair: StartPair) -> None:

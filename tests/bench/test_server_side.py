@@ -7,7 +7,11 @@ import time
 import pytest
 
 from bench import metrics_page
+from bench.measurement import metrics_url
+from bench.point import Served
+from bench.prompt_style import PromptStyle
 from bench.sampler import FAILURES_MAX, Sample, Sampler
+from bench.server import Server
 from bench.server_side import look_back
 from bench.timeline import SAMPLES_MAX
 from tests.bench.mock_pair import StartMock
@@ -104,3 +108,12 @@ def test_the_sampler_reads_pages_while_a_server_runs(mock_url: StartMock) -> Non
     time.sleep(0.15)
     samples = sampler.stop()
     assert len(samples) >= 3 and all(sample.page is not None for sample in samples)
+
+
+def test_the_pages_of_several_routers_are_not_subtracted(mock_url: StartMock) -> None:
+    url = mock_url()
+    several = Server(url, PromptStyle("m"), Served(configuration={"routers": "2"}))
+    assert metrics_url(several) is None and metrics_url(Server(f"{url}/v1", PromptStyle("m"))) == f"{url}/metrics"
+    sampler = Sampler(None, period_s=0.02)
+    sampler.start()
+    assert all(sample.page is None for sample in sampler.stop())

@@ -99,6 +99,42 @@ def test_a_trace_of_lengths_shares_no_prefix(tmp_path: Path) -> None:
     assert not set(first.keys) & set(second.keys)
 
 
+def test_blocks_of_another_size_are_read_as_the_profiles(tmp_path: Path) -> None:
+    """What `convert` writes has blocks of 16 tokens: their first 64 tokens are four blocks, not none."""
+    path = tmp_path / "own.jsonl"
+
+    def keys(lines: list[dict[str, object]], block_tokens: int) -> list[tuple[bytes, ...]]:
+        path.write_text("\n".join(json.dumps({"timestamp": 0, "output_length": 1, **line}) for line in lines))
+        return [one.keys for one in read_trace(path, block_tokens=block_tokens)]
+
+    small: list[dict[str, object]] = [
+        {"input_length": 64, "block_tokens": 16, "hash_ids": [0, 1, 2, 3]},
+        {"input_length": 60, "block_tokens": 16, "hash_ids": [0, 1, 4]},
+        {"input_length": 9, "block_tokens": 16},
+    ]
+    assert [len(each) for each in keys(small, 16)] == [4, 3, 0]
+    one, other, _ = keys(small, 32)
+    assert len(one) == 2 and one[:1] == other and one[0] != one[1]
+    large: list[dict[str, object]] = [{"input_length": 700, "hash_ids": [7, 8]}, {"input_length": 512, "hash_ids": [7]}]
+    one, other = keys(large, 256)
+    assert len(one) == len(set(one)) == 2 and one == other
+    with pytest.raises(TraceError, match=r"line 1.*blocks of 16 tokens cannot be read as the profile's of 24"):
+        keys(small, 24)
+
+
+@pytest.mark.parametrize(("kv", "size"), [("free", "cache_blocks"), ("production", "pool_blocks")])
+def test_a_profiles_sizes_count_unless_others_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str, size: str) -> None:
+    seen: list[Profile] = []
+    monkeypatch.setattr("bench.simulator.command._tell", lambda setup, *_, **__: seen.append(setup.profile))
+    profile = tmp_path / "p.yaml"
+    profile.write_text(f"step_time: {{a: 0.01, b: 0.0001, c: 0.00002, d: 0.0}}\n{size}: 77\n")
+    asked = ["--trace", str(conversation_trace(tmp_path / "trace.jsonl")), "--profile", str(profile), "--kv", kv]
+    for more in ([], ["--cache-blocks", "9"]):
+        outcome = CliRunner().invoke(app, [*asked, *more])
+        assert outcome.exit_code == 0, outcome.output
+    assert [getattr(each, size) for each in seen] == [77, 9]
+
+
 def test_a_profile_comes_from_yaml_or_from_a_measured_report(tmp_path: Path) -> None:
     yaml_file, json_file = tmp_path / "gpu.yaml", tmp_path / "measured.json"
     yaml_file.write_text("step_time: {a: 0.01, b: 0.0001, c: 0.00002, d: 0.0}\nmax_num_seqs: 16\n")

@@ -9,6 +9,7 @@ import pytest
 
 from bench import traces
 from bench.convert import convert
+from bench.simulator.trace import read_trace
 from bench.traces import Fit
 from bench.workload import Workload
 from bench.workloads import workload
@@ -101,6 +102,26 @@ def test_azure_has_times_and_lengths(tmp_path: Path) -> None:
             workload(str(written(tmp_path, [*lines, bad], "t.csv")))
     with pytest.raises(ValueError, match="line 1: no column ContextTokens"):
         workload(str(written(tmp_path, ["TIMESTAMP,GeneratedTokens"], "t.csv")))
+
+
+def test_buckets_are_spread_and_other_times_stay(tmp_path: Path) -> None:
+    def due(stamps: list[int]) -> list[float]:
+        lines: list[object] = [{"timestamp": stamp, "input_length": 9, "output_length": 1} for stamp in stamps]
+        works = workload(str(written(tmp_path, lines)))
+        assert ("spread inside buckets of 3 s" in works.description) is (len(set(stamps)) < len(stamps) and 3001 not in stamps)
+        return [call.due_s for call in works]
+
+    assert due([0, 0, 0, 3000, 3000, 6000]) == [0.0, 1.0, 2.0, 3.0, 4.5, 6.0]
+    assert due([0, 0, 3000, 3001]) == [0.0, 0.0, 3.0, 3.001]
+    assert due([0, 3000, 9000]) == [0.0, 3.0, 9.0]
+
+
+def test_azure_times_with_and_without_zone_and_fraction(tmp_path: Path) -> None:
+    times = ("2023-11-16 18:17:03", "2023-11-16 18:17:04+00:00", "2023-11-16 20:17:05.5000000+02:00", "2023-11-16 18:17:06.25Z")
+    lines: list[object] = ["TIMESTAMP,ContextTokens,GeneratedTokens", *(f"{time},5,1" for time in times)]
+    path = written(tmp_path, lines, "t.csv")
+    assert [call.due_s for call in workload(str(path))] == [0.0, 1.0, 2.5, 3.25]
+    assert [one.arrival_s for one in read_trace(path)] == [0.0, 1.0, 2.5, 3.25]
 
 
 SECRET = "The patient is called Zebedee Quux and lives at 7 Nowhere Lane. "

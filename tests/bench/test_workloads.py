@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
 
 import pytest
@@ -12,6 +13,7 @@ from bench.load import Arrivals, Load
 from bench.prompt_style import PromptStyle, call_of
 from bench.workload import Segment, TimedCall, Workload
 from bench.workloads import GENERATED, names, workload
+from tests.router.smollm2 import smollm2
 
 
 @pytest.mark.parametrize("name", names())
@@ -98,11 +100,19 @@ def test_a_rate_stretches_times_and_keeps_their_pattern() -> None:
     works = workload("agent", 0, 100)
     slow, fast = due_times(works, Load(rate_per_s=2.0)), due_times(works, Load(rate_per_s=8.0))
     assert slow == pytest.approx([4 * due_s for due_s in fast])
-    assert len(fast) / fast[-1] == pytest.approx(8.0)
+    assert (len(fast) - 1) / (fast[-1] - fast[0]) == pytest.approx(8.0)
     assert due_times(works, Load(speed=2.0)) == pytest.approx([call.due_s / 2 for call in works])
     assert due_times(works, Load(rate_per_s=5.0, arrivals=Arrivals.EVEN)) == evenly(5.0, 100)
     poisson = due_times(works, Load(rate_per_s=5.0, arrivals=Arrivals.POISSON))
     assert poisson == gamma(5.0, 100, works.seed, 1.0) != due_times(works, Load(rate_per_s=5.0, arrivals=Arrivals.GAMMA, burstiness=0.3))
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("arrivals", [Arrivals.WORKLOAD, Arrivals.EVEN])
+def test_a_rate_is_what_is_offered(name: str, arrivals: Arrivals) -> None:
+    """Also of a work of four requests, that are due one second apart."""
+    times = due_times(workload(name, 0, 4), Load(rate_per_s=2.0, arrivals=arrivals))
+    assert 3 / (times[-1] - times[0]) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
@@ -138,3 +148,21 @@ def test_prompts_as_text_and_as_messages() -> None:
     assert (chat.path, text.path) == ("/v1/chat/completions", "/v1/completions")
     assert b"messages" in chat.body and b"return_token_ids" not in chat.body and b"return_token_ids" in plain.body
     assert plain.new_connection and plain.group == "g"
+    assert (plain.expect.text_tokens, text.expect.text_tokens, chat.expect.text_tokens) == (None, 40, 40)
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 128, 1_500])
+def test_text_has_as_many_tokens_as_ids_have(tokens: int) -> None:
+    timed = TimedCall(0.0, (Segment("shared", tokens // 2), Segment("own", tokens - tokens // 2)), 3)
+    text = json.loads(call_of(timed, PromptStyle("m", as_text=True)).body)["prompt"]
+    assert len(smollm2().tokenizer.encode(text, parse_special=False)) == tokens
+
+
+def test_text_keeps_the_structure_of_prefixes() -> None:
+    """What two prompts share as ids they share as text, and no more."""
+    one, other = (
+        json.loads(call_of(TimedCall(0.0, (Segment("shared", 32), Segment(key, 32)), 3), PromptStyle("m", as_text=True)).body)["prompt"]
+        for key in ("a", "b")
+    )
+    alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one.split(), other.split(), strict=True)))
+    assert 32 <= alike < 36

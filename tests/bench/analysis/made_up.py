@@ -10,7 +10,12 @@ from bench.analysis.at_load import AtLoad, Figures
 
 def at_load(offered_per_s: float, attainment: float, runs: int = 1, **figures: float | None) -> AtLoad:
     """The same figures in every run."""
-    every: dict[str, float | None] = {"attainment_percent": attainment, "goodput_per_s": offered_per_s * attainment / 100, **figures}
+    every: dict[str, float | None] = {
+        "attainment_percent": attainment,
+        "accepted_percent": attainment,
+        "goodput_per_s": offered_per_s * attainment / 100,
+        **figures,
+    }
     return AtLoad(offered_per_s, (every,) * runs)
 
 
@@ -26,6 +31,7 @@ def served(capacity_per_s: float, rates: Sequence[float], *, runs: int = 1, jitt
         kept = min(1.0, capacity_per_s / rate) ** 2
         return {
             "attainment_percent": 100 * kept,
+            "accepted_percent": 100 * kept,
             "goodput_per_s": rate * kept * wobble,
             "completed_per_s": min(rate, capacity_per_s),
             "ttft_p95_ms": 100 * wobble / max(0.02, 1 - rate / (1.1 * capacity_per_s)),

@@ -62,7 +62,7 @@ def test_same_cost_more_room_then_less_ttft() -> None:
 
 def test_a_difference_within_the_spread_is_said_to_be_one() -> None:
     def noisy(name: str, *ttfts: float) -> Candidate:
-        runs = tuple({"attainment_percent": 100.0, "goodput_per_s": 1.0, "ttft_p95_ms": ttft} for ttft in ttfts)
+        runs = tuple({"attainment_percent": 100.0, "accepted_percent": 100.0, "goodput_per_s": 1.0, "ttft_p95_ms": ttft} for ttft in ttfts)
         return Candidate(name, 1, (AtLoad(1.0, runs), at_load(2.0, 10)))
 
     choice = choose([noisy("a", 100, 300, 200), noisy("b", 110, 290, 190)], Demand(SLO))
@@ -78,6 +78,34 @@ def test_retries_of_the_refused_are_load_too() -> None:
     assert verdict.keeps and verdict.offered_per_s == pytest.approx(2.0)
     assert verdict.retries_per_accepted == pytest.approx(1 / 0.96 - 1)
     assert not judge(refusing, Demand(SLO, load_per_s=1.95)).keeps
+
+
+def test_what_clients_cancel_is_load_and_no_accepted_response() -> None:
+    """A tenth is cancelled, the rest is accepted: 1.8 accepted per second are 2.0 offered, and nobody tries again."""
+    agents = Candidate("agents", 1, tuple(at_load(rate, 100 if rate < 3 else 40, accepted_percent=90.0) for rate in (1.0, 2.0, 3.0)))
+    verdict = judge(agents, Demand(SLO, load_per_s=1.8))
+    assert verdict.keeps and verdict.offered_per_s == pytest.approx(2.0) and verdict.retries_per_accepted == 0.0
+    assert not judge(agents, Demand(SLO, load_per_s=1.9)).keeps
+    at_knee = judge(agents, Demand(SLO, price_per_replica_hour=3.6))
+    assert at_knee.accepted_per_s == pytest.approx(1.8) and at_knee.cost_per_1000 == pytest.approx(1.0 / 1.8)
+    assert judge(Candidate("all", 1, (at_load(1.0, 100, accepted_percent=0.0),)), Demand(SLO)).fault == "no request was accepted"
+
+
+def test_knees_between_the_same_loads_are_the_same() -> None:
+    """Found to 12 %, they do not decide by 5 %: neither as room nor, at its own knee, as cost."""
+
+    def between(name: str, kept: float, broken: float, ttft_ms: float) -> Candidate:
+        return Candidate(name, 1, (at_load(1.0, 100, ttft_p95_ms=ttft_ms), at_load(kept, 100, ttft_p95_ms=ttft_ms), at_load(broken, 50)))
+
+    fast, slow, far = between("fast", 2.9, 3.2, 200.0), between("slow", 3.05, 3.3, 900.0), between("far", 4.0, 4.4, 900.0)
+    for demand in (Demand(SLO), Demand(SLO, load_per_s=1.0)):
+        choice = choose([slow, fast], demand)
+        assert choice.winner is not None and choice.winner.candidate is fast
+        assert "same knee as far as measured (3.05–3.3 and 2.9–3.2 req/s)" in choice.others[0][1]
+        control = choose([slow, fast, far], demand)
+        assert control.winner is not None and control.winner.candidate is far
+    edge = choose([between("edge", 2.5, 2.9, 100.0), fast], Demand(SLO))
+    assert edge.winner is not None and edge.winner.candidate is fast and "times the cost" in edge.others[0][1]
 
 
 def test_nobody_keeps_the_slo() -> None:
@@ -122,7 +150,8 @@ def test_what_a_burst_does(figures: dict[str, float | None], word: str, good: bo
 
 def test_the_checklist_of_a_doubtful_server() -> None:
     runs = tuple(
-        {"attainment_percent": 99.0, "goodput_per_s": goodput, "preemptions": 4.0, "kv_use_max_percent": 99.0} for goodput in (1.0, 0.5)
+        {"attainment_percent": 99.0, "accepted_percent": 99.0, "goodput_per_s": goodput, "preemptions": 4.0, "kv_use_max_percent": 99.0}
+        for goodput in (1.0, 0.5)
     )
     answers = answers_of((AtLoad(1.0, runs), at_load(2.0, 5)))
     assert answers["burst"].answer == "not measured" and answers["burst"].good is None

@@ -80,3 +80,15 @@ def test_candidates_are_told_apart_by_label_or_settings() -> None:
         candidates_of([point([card()]), point([card()], slo=Slo(e2e_ms=1.0))])
     with pytest.raises(ValueError, match="nothing to choose"):
         candidates_of([])
+
+
+def test_points_of_other_workloads_are_never_paired() -> None:
+    a, e = FACTS, replace(FACTS, name="e", hash="eeee")
+    points = [point([card()], facts=a), point([card()], facts=e), point([card()], rate=2.0, facts=a)]
+    pairs = compare(result_file(points), result_file(points))
+    assert [pair.label for pair in pairs] == ["baseline, chat, 1 req/s", "baseline, e, 1 req/s", "baseline, chat, 2 req/s"]
+    assert not any(pair.notes for pair in pairs)
+    changed = [replace(each, workload=replace(each.workload, hash="ffff")) for each in points]
+    assert len(compare(result_file(points), result_file(changed), force=True)) == 3
+    with pytest.raises(NotComparable, match="different workloads"):
+        compare(result_file(points), result_file(changed))

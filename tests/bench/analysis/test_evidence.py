@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from bench.analysis.evidence import evidence_of
 from bench.point import Point, Served
+from bench.record import Outcome
 from bench.timeline import Timeline
 from replica.config import EngineConfig
 from tests.bench.made_up_results import card, point, rows_for
 
+OTHERS = (Outcome.WRONG, Outcome.ERROR, Outcome.CANCELLED)
 TIMELINE = Timeline((0.0, 5.0, 19.0, 40.0), (1, 2, 3, 0), (0, 1, None, 0), (10, 20, 30, 0))
 
 
@@ -24,6 +28,12 @@ def test_samples_while_requests_arrive_and_are_complete() -> None:
     assert len(evidence.ttft_by_prompt) == 20
     assert evidence.calmer["ttft_p95_ms"] == 50.0 and evidence.figure("ttft_p95_ms") == 500.0
     assert evidence_of(points, 0, []).calmer == {}
+
+
+def test_only_completed_answers_are_evidence() -> None:
+    rows = rows_for(1, 4)
+    rows[1:] = [structs.replace(row, outcome=outcome) for row, outcome in zip(rows[1:], OTHERS, strict=True)]
+    assert [pair[1] for pair in evidence_of(two_loads(), 1, rows).ttft_by_prompt] == [rows[0].ttft_ms]
 
 
 def test_limits_are_those_given_or_ours() -> None:

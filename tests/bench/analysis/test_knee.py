@@ -92,3 +92,14 @@ def test_given_rates_are_read_in_order_and_bad_ones_named() -> None:
     for text, word in (("1,x", "'x'"), ("0", "positive"), ("1,inf", "positive"), ("", "''")):
         with pytest.raises(ValueError, match=word):
             rates.parse(text)
+
+
+def test_a_target_for_queue_time_limits_the_knee() -> None:
+    def queued(rate: float, *queues: float | None) -> AtLoad:
+        return AtLoad(rate, tuple({"attainment_percent": 100.0, "queue_p95_ms": queue} for queue in queues), queue_ms=50.0)
+
+    knee = find_knee([queued(1, 40, 45, 900), queued(2, 60, 70, 10), queued(3, 10)])
+    assert (knee.load_per_s, knee.broken_per_s) == (1, 2)
+    unmeasured = find_knee([queued(1, None)])
+    assert (unmeasured.load_per_s, unmeasured.broken_per_s) == (None, 1)
+    assert find_knee([AtLoad(1, ({"attainment_percent": 100.0, "queue_p95_ms": 900.0},))]).load_per_s == 1, "nobody asked"

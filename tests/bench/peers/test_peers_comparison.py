@@ -15,12 +15,16 @@ import msgspec
 import pytest
 
 from bench import processes
+from bench.load_client import Call
 from bench.peers import comparison, contestant, work_runs
 from bench.peers.comparison import AGAIN, Column, column_of, compare, metrics_of, ratio
 from bench.peers.contestant import Contestant, Running
 from bench.peers.home import Home, PeerError
+from bench.peers.main import contestant_of
+from bench.peers.peer import Prompts
 from bench.peers.same_model import SameModel
 from bench.peers.table import markdown_of
+from bench.record import RequestRecord
 from bench.result import ROOT, WorkResult
 from bench.works import Work
 from tests.bench.peers.fake_peer import FakePeer
@@ -60,10 +64,41 @@ def test_a_peer_is_measured_and_nothing_of_it_is_left(fake: FakePeer, tmp_path: 
     assert children() == []
 
 
+async def test_a_second_comparison_repeats_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server at a URL keeps its cache between two comparisons."""
+    sent: list[bytes] = []
+
+    async def kept(client: object, calls: list[Call], *, streams: int) -> list[RequestRecord]:
+        sent.extend(call.body for call in calls)
+        return []
+
+    monkeypatch.setattr(work_runs, "closed_loop", kept)
+    for _ in range(2):
+        await work_runs.measure("http://127.0.0.1:9", [WORK], Prompts(), 0)
+    assert len(sent) == len(set(sent)) > 0
+
+
+def test_a_url_is_asked_for_the_model_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.server.stack.get_text", lambda url, api_key="": '{"data": [{"id": "another"}]}')
+    assert contestant_of("http://127.0.0.1:9/v1", Home(tmp_path)).prompts.model == "another"
+    monkeypatch.setattr("bench.server.stack.get_text", lambda url, api_key="": "{}")
+    assert contestant_of("http://127.0.0.1:9", Home(tmp_path)).prompts.model == Prompts().model
+
+
 def test_a_server_that_lies_lends_no_ratio(fake: FakePeer, tmp_path: Path) -> None:
     found = column(replace(fake, mode="usage_too_high"), tmp_path)
     assert found.works[0].summary.errors == 4
     assert found.figure("b") is None and ratio(100.0, found.figure("b"), "b") is None
+
+
+def test_text_of_another_length_lends_no_ratio(fake: FakePeer, tmp_path: Path) -> None:
+    """More of a prompt to compute is no slowness; a begin token more is the server's own affair."""
+    found = column(fake, tmp_path)
+    for off, counts in ((40.0, False), (-40.0, False), (1.5, True)):
+        summary = replace(found.works[0].summary, text_off_percent=off)
+        other = replace(found, works=(replace(found.works[0], summary=summary),))
+        assert (other.figure("b") is not None) is counts
+        assert ("% of tokens" in markdown_of([other], ["ours"], [WORK])) is not counts
 
 
 @pytest.mark.parametrize(
@@ -92,10 +127,11 @@ def test_a_failure_in_the_measurement_stops_the_server(fake: FakePeer, tmp_path:
 INTERRUPTED = """
 import signal, sys
 from pathlib import Path
-from bench.peers import cli, comparison, contestant
+from bench import usage
+from bench.peers import comparison, contestant
 from bench.peers.home import Home
 from tests.bench.peers.fake_peer import FakePeer
-signal.signal(signal.SIGTERM, cli._exit)
+usage.end_on_sigterm()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests in the background had it ignored
 async def measure(one, url):
     import asyncio

@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from bench.analysis.at_load import name_of
 from bench.analysis.number import plain
 from bench.load import Load
 from bench.point import Point
+from bench.record import Outcome
 from bench.result import Result, write
 from bench.timeline import Timeline
 from tests.bench.made_up_results import FACTS, card, point, result_file, rows_for
@@ -27,6 +29,7 @@ from bench.report.steps import Bar, Panel, draw_steps
 from bench.report.timelines import draw_timeline
 from bench.sweep.runner import BURST_RATE_PER_S
 
+OTHERS = (Outcome.WRONG, Outcome.ERROR, Outcome.CANCELLED)
 TIMELINE = Timeline((0.0, 1.0, 2.0), (1, 4, 4), (0, 3, 9), (10, 60, 99), (5, 50, None), (0, 0, 3), (0, 0, 2), (None,) * 3)
 
 
@@ -43,6 +46,18 @@ def texts(drawn: figure.Figure) -> str:
         for axes in drawn.axes
         for text in (*axes.get_legend_handles_labels()[1], axes.get_ylabel(), axes.get_xlabel(), *(each.get_text() for each in axes.texts))
     )
+
+
+def test_only_completed_answers_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer of four is right: nothing is drawn of the fast wrong ones."""
+    rows = rows_for(0, 4)
+    wrong = [structs.replace(row, outcome=outcome, ttft_ms=1.0, gaps_ms=[1.0]) for row, outcome in zip(rows[1:], OTHERS, strict=True)]
+    seen: list[Distribution] = []
+    monkeypatch.setattr("bench.report.pictures.draw_distributions", lambda ttft, itl: seen.extend([*ttft, *itl]) or figure.Figure())
+    drawn = {name: each for name, _, each in pictures(result_file(a_sweep()[:1]), [rows[0], *wrong])}
+    assert [each.values_ms for each in seen] == [(rows[0].ttft_ms,), (20.0, 25.0)]
+    waits = next(line for axes in drawn["timeline-0"].axes for line in axes.lines if "first token" in str(line.get_label()))
+    assert list(waits.get_ydata()) == [rows[0].ttft_ms]  # type: ignore[call-overload, arg-type]
 
 
 def test_curves_mark_the_knee_and_the_target_and_leave_the_burst_out() -> None:

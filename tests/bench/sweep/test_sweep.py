@@ -9,8 +9,10 @@ import pytest
 
 from bench.analysis.at_load import BURST_RATE_PER_S
 from bench.load import Load
+from bench.measurement import Question
 from bench.mock_openai import Fault, Pace
 from bench.point import Point
+from bench.quantiles import Spread
 from bench.request_log import RequestRow
 from bench.server import ServerOptions
 from bench.slo import Slo
@@ -85,10 +87,35 @@ def test_an_interrupted_sweep_goes_on_and_repeats_nothing(tmp_path: Path, dies_a
     assert third.asked == []
 
 
+def test_a_load_that_says_nothing_is_not_kept(tmp_path: Path) -> None:
+    """Else every later run would fail at it at once, long after the server is well again."""
+
+    def silent(load: Load) -> tuple[Point, list[RequestRow]]:
+        nothing = card(attainment=0.0)
+        return point([replace(nothing, summary=replace(nothing.summary, completed_per_s=0.0, errors=20))], rate=load.rate_per_s), []
+
+    for rates in ((), (1.0, 2.0)):
+        with pytest.raises(ValueError, match="nothing was answered"):
+            Sweep(resume(tmp_path / "s", IDENTITY), Extent(20, 1, rates), silent, lambda line: None).run()
+        assert resume(tmp_path / "s", IDENTITY).points == []
+    assert swept(tmp_path / "s", MadeUp()).points
+
+
+def test_a_queue_target_needs_a_server_that_tells_queue_time(tmp_path: Path) -> None:
+    def asked(load: Load, queue: Spread) -> tuple[Point, list[RequestRow]]:
+        return point([card(queue_ms=queue)], rate=load.rate_per_s, slo=Slo(queue_ms=50.0)), []  # type: ignore[arg-type]
+
+    state = resume(tmp_path / "s", IDENTITY)
+    with pytest.raises(ValueError, match="does not tell its queue time"):
+        Sweep(state, Extent(20, 1, (1.0,)), lambda load: asked(load, Spread()), lambda line: None).run()
+    assert state.points == []
+    knee = Sweep(state, Extent(20, 1, (1.0,)), lambda load: asked(load, Spread(10.0, 80.0, 90.0)), lambda line: None).run()
+    assert (knee.load_per_s, knee.broken_per_s) == (None, 1.0)
+
+
 def test_another_sweep_is_refused_with_what_differs(tmp_path: Path) -> None:
     swept(tmp_path / "s", MadeUp(), (1.0,))
-    salt = resume(tmp_path / "s", IDENTITY).salt
-    assert salt == resume(tmp_path / "s", dict(reversed(IDENTITY.items()))).salt
+    assert len(resume(tmp_path / "s", dict(reversed(IDENTITY.items()))).points) == 1, "the order of what is the same says nothing"
     with pytest.raises(ResumeError, match="workload: chat 01 there, chat 02 here"):
         resume(tmp_path / "s", {**IDENTITY, "workload": "chat 02"})
     with pytest.raises(ResumeError, match="setting max_num_seqs: not set there, 8 here"):
@@ -150,6 +177,23 @@ def test_against_a_mock_and_again(tmp_path: Path) -> None:
         carry_out(plan, begin(plan, restart=False), again.append)
         assert sum("already measured" in line for line in again) == 3
         assert begin(plan, restart=True).points == []
+
+
+def test_an_attempt_sends_no_text_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an interrupted load sent lies in the server's cache: sent again, it would be found there."""
+    salts: list[str] = []
+
+    def interrupted(server: object, question: Question, **_: object) -> None:
+        salts.append(question.salt)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bench.sweep.carry_out.measure", interrupted)
+    with served_mock() as url:
+        plan = plan_sweep(options(url, tmp_path))
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                carry_out(plan, begin(plan, restart=False), lambda line: None)
+    assert len(set(salts)) == 2 and all(salts)
 
 
 def test_who_interrupts_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
