@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import IO
 
 from bench import http_page, processes
 from bench.processes import Process
@@ -22,6 +22,7 @@ from bench.result import ROOT
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
+LOG_TAIL_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 SERVE = (sys.executable, "-m", "cluster.cli", "serve")
@@ -38,7 +39,7 @@ class Stack:
     url: str
     child: subprocess.Popen[bytes]
     mark: str
-    log: Path
+    log: IO[bytes]  # has no name: it is gone with its last user, however that ends
     start_s: float  # from spawning to /ready
     seen: dict[Process, None] = field(default_factory=dict)
 
@@ -69,11 +70,14 @@ class Stack:
                 os.kill(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(5.0)
-        self.log.unlink(missing_ok=True)
+        self.log.close()
         return left
 
     def log_tail(self, lines: int = 30) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        """`pread`: the server writes at the same position that a plain read would move."""
+        size = os.fstat(self.log.fileno()).st_size
+        tail = os.pread(self.log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
+        return "\n".join(tail.decode(errors="replace").splitlines()[-lines:])
 
 
 def _end_with_parent() -> None:
@@ -115,9 +119,9 @@ def spawn(
     It gets SIGTERM when the thread that started it ends: start servers from the main thread.
     """
     mark = secrets.token_hex(8)
-    descriptor, name = tempfile.mkstemp(prefix="rantang-bench-", suffix=".log")
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - the stack closes it
     started_s = time.monotonic()
-    with os.fdopen(descriptor, "wb") as log:
+    try:
         child = subprocess.Popen(
             command,
             stdout=log,
@@ -128,7 +132,10 @@ def spawn(
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-    stack = Stack(f"http://127.0.0.1:{port}", child, mark, Path(name), 0.0)
+    except OSError:
+        log.close()
+        raise
+    stack = Stack(f"http://127.0.0.1:{port}", child, mark, log, 0.0)
     try:
         while get_status(stack.url + ready_path) != 200:
             if child.poll() is not None or time.monotonic() - started_s > timeout_s:

@@ -56,3 +56,15 @@ def test_an_orphan_is_named_and_killed(command: list[str]) -> None:
 def test_a_stack_that_dies_says_why(command: list[str]) -> None:
     with pytest.raises(stack.StackError, match="exit code 1\nthis stack is broken"):
         stack.start(["broken"], command=command, timeout_s=30)
+
+
+def test_a_log_is_in_no_folder(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is killed while it measures leaves no file behind."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(logs))
+    running = stack.start(["clean"], command=command, timeout_s=30)
+    try:
+        assert list(logs.iterdir()) == [] and running.log_tail() == ""
+    finally:
+        running.stop()
