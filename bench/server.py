@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench import stack
+from bench import http_page, stack
 from bench.connection import Target
 from bench.point import Served
 from bench.processes import Process
@@ -19,6 +19,8 @@ from bench.prompt_style import PromptStyle
 from bench.result import public
 from cluster import config
 from cluster.flags import field_of_flag
+
+CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,14 @@ def check(options: ServerOptions) -> None:
 
 @contextlib.contextmanager
 def open_server(options: ServerOptions) -> Iterator[Server]:
-    """Of options that pass `check`. Raises StackError when the stack does not start."""
+    """Of options that pass `check`. Raises StackError when the stack does not start, or nothing answers at the URL."""
     if options.url is not None:
-        yield _describe(options, options.url.rstrip("/").removesuffix("/v1"))
+        url = options.url.rstrip("/").removesuffix("/v1")
+        try:  # whatever it says: a measurement of nothing would only count errors, one time limit after another
+            http_page.fetch(f"{url}/v1/models", CONNECT_TIMEOUT_S, api_key=options.api_key)
+        except OSError as error:
+            raise stack.StackError(f"nothing answers at {url}: {error}") from None
+        yield _describe(options, url)
         return
     arguments = serve_arguments(options)
     running = stack.start(arguments)

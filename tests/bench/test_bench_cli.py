@@ -111,7 +111,8 @@ def test_controls_change_one_thing_at_a_time() -> None:
 
 def test_nothing_completed_is_status_1(mock_url: StartMock, tmp_path: Path) -> None:
     options = ("--requests", "2", "--timeout-s", "5", "--out", str(tmp_path))
-    assert said("run", "-w", "a", "--url", "http://127.0.0.1:9", *options)[0] == 1
+    status, text = said("run", "-w", "a", "--url", "http://127.0.0.1:9", *options)
+    assert status == 1 and "nothing answers at http://127.0.0.1:9" in text
     assert said("run", "-w", "a", "--url", mock_url(), *options)[0] == 0
 
 
