@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -45,11 +46,11 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def run(command: list[str], stack: Stack) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], stack: Stack, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     port = stack.url.rsplit(":", 1)[1]
     replaced = [ADDRESS.sub(rf"\1:{port}", part) for part in command]
-    return subprocess.run(replaced, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment, check=False)
+    return subprocess.run(replaced, capture_output=True, text=True, timeout=120, cwd=folder, env=environment, check=False)
 
 
 def test_blocks_are_found_and_joined() -> None:
@@ -65,13 +66,15 @@ def test_make_commands_name_targets_that_exist() -> None:
     assert {"serve", "test"} <= named <= targets()
 
 
-def test_shell_snippets_work(served: Stack) -> None:
+def test_shell_snippets_work(served: Stack, tmp_path: Path) -> None:
+    lines = [{"timestamp": i / 4, "messages": [{"role": "user", "content": f"Say {i}."}], "output_tokens": 3} for i in range(4)]
+    (tmp_path / "requests-log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))  # what a reader would have
     ran = 0
     for block in readme():
         for command in block.commands if block.language != "python" else []:
             if command.startswith(STARTERS):
                 continue  # starts or installs things: the stack under test is one of them already
-            done = run(["bash", "-euo", "pipefail", "-c", command], served)
+            done = run(["bash", "-euo", "pipefail", "-c", command], served, tmp_path)
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             assert '"error"' not in done.stdout, f"{command}\n{done.stdout}"
             ran += 1
