@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -88,3 +89,14 @@ def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         cache_directory()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_directory() == tmp_path / "rantang" / "kernels"
+
+
+def test_our_sources_compile_wherever_they_can() -> None:
+    """The other tests of the step skip where there is no library: that must never be because the sources are broken."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ on PATH: the step is compiled where it is first needed")
+    try:
+        isa = choose_isa(cpu_flags())
+    except CannotBuild as error:
+        pytest.skip(str(error))
+    assert library_path(isa, cache_directory()).exists()

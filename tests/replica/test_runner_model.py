@@ -324,7 +324,7 @@ def test_smollm2_says_what_it_is_known_to_say(smollm2: ModelRunner) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_golden_outputs(dtype: Any) -> None:
     if not GOLDEN.is_file():
-        pytest.skip("no golden outputs beside the repository")
+        pytest.skip("the recorded reference outputs (golden/) are not beside this checkout")
     items = json.loads(GOLDEN.read_text())["items"]
     runner = ModelRunner(EngineConfig(dtype=dtype, kv_cache_memory_bytes=2 << 30, num_threads=2))
     gap_max = 1e-3 if dtype == "float32" else 0.3

@@ -309,7 +309,7 @@ async def test_tls_at_both_ends(tmp_path: Path) -> None:
     try:
         await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no openssl to make a certificate with")
+        pytest.skip("there is no openssl, or it cannot make the certificate this test needs")
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.load_cert_chain(certificate, key)
     trusting = ssl.create_default_context(cafile=str(certificate))

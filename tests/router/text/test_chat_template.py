@@ -37,7 +37,7 @@ def test_prompt_ids_are_the_models(messages: list[dict[str, Any]], ids: list[int
 def test_golden_prompts() -> None:
     path = Path(__file__).parents[4] / "shared" / "golden" / "smollm2.json"
     if not path.exists():
-        pytest.skip("golden outputs are not beside this checkout")
+        pytest.skip("the recorded reference outputs (golden/) are not beside this checkout")
     for item in json.loads(path.read_text())["items"]:
         if item["kind"] == "chat":
             assert ids_of(item["messages"]) == item["prompt_ids"]
