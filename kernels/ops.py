@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import CacheLayout, PagedBatch
+from kernels.errors import KernelError as KernelError
 from kernels.reference.attention_plan import AttentionPlan, plan_attention
 from kernels.reference.copy_blocks import copy_blocks
 from kernels.reference.paged_attention import paged_attention
@@ -19,10 +20,6 @@ from kernels.reference.silu_mul import silu_mul
 
 KERNELS_VARIABLE = "RANTANG_KERNELS"
 CPU_STEP = "cpu"  # not operators: a whole step in C++ (kernels/cpu)
-
-
-class KernelError(Exception):
-    """The kernels that were asked for cannot run here. One line, for the user."""
 
 
 @dataclass(frozen=True, slots=True)
