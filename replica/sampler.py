@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from kernels.reference.noise import complement, gumbel, noise_bits, stream_key
 from replica.filters import thresholds
 from replica.logit_rules import apply_rules, has_rules
 from replica.logprobs import token_logprobs
-from replica.noise import complement, gumbel, noise_bits, stream_key
 from replica.step import Draw, Outcome
 
 Logits = npt.NDArray[np.float32]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replica.sampler
+from kernels.reference.noise import complement, gumbel, noise_bits, stream_key
 from replica.contract.messages import SamplingParams
 from replica.filters import thresholds
-from replica.noise import complement, gumbel, noise_bits, stream_key
 from replica.sampler import check_finite, sample
 from replica.step import Draw
 
