@@ -1,13 +1,20 @@
-"""Tests of what meets sockets run on both event loops: Serve's processes run uvloop, whose transports are not asyncio's."""
+"""Tests of what meets sockets run on both event loops: Serve's processes run uvloop, whose transports are not asyncio's.
+
+Triton kernels are interpreted in this process, which must be said before triton is imported; `make gpu` says 0.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 import uvloop
 
+os.environ.setdefault("TRITON_INTERPRET", "1")
 ON_BOTH_LOOPS = ("test_link_handshake", "test_link_stream", "test_replica_server", "test_link_client")
 
 
@@ -16,3 +23,17 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> d
     if item.path.stem in ON_BOTH_LOOPS:
         loops["uvloop"] = uvloop.new_event_loop
     return loops
+
+
+class _WithoutTriton(pytest.Module):
+    """A module of tests of Triton kernels where there is no triton."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        pytest.skip("triton is not installed (the dev extra brings it)", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if module_path.name.startswith("test_triton_") and importlib.util.find_spec("triton") is None:
+        module: pytest.Module = _WithoutTriton.from_parent(parent, path=module_path)
+        return module
+    return None

@@ -1,0 +1,120 @@
+"""Triton's interpreter as the tests use it: a module that imports this is skipped where kernels are compiled instead
+(TRITON_INTERPRET=0, as `make gpu` sets it; tests/conftest.py sets 1 before anything imports triton, and skips test_triton_* where
+there is none).
+
+The interpreter computes with numpy, which knows no bfloat16 and no float8: what it would get wrong silently is put right here
+(casts, dots) or refused (arithmetic on bfloat16 that was not cast up). Every address that a kernel loads or stores is checked
+against the tensors of its launch (triton_memory).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("TRITON_INTERPRET is not 1: kernels are compiled in this process, not interpreted", allow_module_level=True)
+
+import triton.language as tl
+import triton.runtime.interpreter as interpreter
+from triton.runtime.interpreter import InterpreterError as InterpreterError
+
+from tests.kernels import triton_memory
+
+_TORCH = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+_LARGEST = {tl.float8e4nv: 448.0, tl.float8e5: 57344.0}  # a GPU's conversion saturates
+_FLOAT_ARITHMETIC = (
+    "fadd",
+    "fmul",
+    "fdiv",
+    "frem",
+    "fsub",
+    "fneg",
+    "fma",
+    "maximumf",
+    "minimumf",
+    "maxnumf",
+    "minnumf",
+    "exp",
+    "exp2",
+    "log",
+)
+_COMPARISONS = ("OLT", "OGT", "OLE", "OGE", "OEQ", "ONE", "ULT", "UGT", "ULE", "UGE", "UEQ", "UNE")
+_Builder: Any = interpreter.InterpreterBuilder
+
+
+def _widened(handle: Any) -> Any:
+    """Of a type that numpy lacks → float32."""
+    kind = _TORCH.get(handle.dtype.scalar)
+    if kind is None:
+        return handle
+    bits = torch.from_numpy(np.array(handle.data, order="C"))  # a copy: what was broadcast is read-only
+    return interpreter.TensorHandle(bits.view(kind).float().numpy(), tl.float32)
+
+
+def _narrowed(handle: Any, kind: Any) -> Any:
+    """float32 → a type that numpy lacks, rounded to nearest even as a GPU rounds."""
+    exact = torch.from_numpy(np.array(handle.data, dtype=np.float32, order="C"))
+    if kind in _LARGEST:
+        exact = exact.clamp(-_LARGEST[kind], _LARGEST[kind])
+    bits = exact.to(_TORCH[kind]).view(torch.uint16 if kind is tl.bfloat16 else torch.uint8)
+    return interpreter.TensorHandle(bits.numpy(), kind)
+
+
+def _with_casts(original: Any) -> Any:
+    def cast(self: Any, handle: Any, target: Any, *how: Any) -> Any:
+        source, wanted = handle.dtype.scalar, target.scalar
+        if source == wanted or not (source in _TORCH or wanted in _TORCH):
+            return original(self, handle, target, *how)
+        exact = _widened(handle)
+        if wanted in _TORCH:
+            return _narrowed(exact, wanted)
+        return exact if wanted == tl.float32 else self.cast_impl(exact, target)
+
+    return cast
+
+
+def _with_dots(original: Any) -> Any:
+    def dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
+        triton_memory.count_operations(2 * a.data.size * b.data.shape[-1])
+        return original(self, _widened(a), _widened(b), d, *how)
+
+    return dot
+
+
+def _refusing(name: str, original: Any) -> Any:
+    def operation(self: Any, *handles: Any) -> Any:
+        if any(getattr(handle, "dtype", None) is not None and handle.dtype.scalar in _TORCH for handle in handles):
+            raise TypeError(f"{name} on {handles[0].dtype}: the interpreter would compute on its bits; cast to float32 first")
+        return original(self, *handles)
+
+    return operation
+
+
+def _quiet(original: Any) -> Any:
+    """exp(-inf - -inf) and the like raise nothing on a GPU."""
+
+    def launch(self: Any, *args: Any, **kwargs: Any) -> None:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            original(self, *args, **kwargs)
+
+    return launch
+
+
+def _install() -> None:
+    for name in ("cast_impl", "create_fp_to_fp"):
+        setattr(_Builder, name, _with_casts(getattr(_Builder, name)))
+    _Builder.create_dot = _with_dots(_Builder.create_dot)
+    for name in (*(f"create_{each}" for each in _FLOAT_ARITHMETIC), *(f"create_fcmp{each}" for each in _COMPARISONS)):
+        setattr(_Builder, name, _refusing(name.removeprefix("create_"), getattr(_Builder, name)))
+    interpreter.GridExecutor.__call__ = _quiet(interpreter.GridExecutor.__call__)
+    triton_memory.install(interpreter)
+
+
+_install()
