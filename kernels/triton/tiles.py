@@ -19,6 +19,9 @@ import torch
 
 from kernels.errors import KernelError
 
+# What Triton 3.9 does unless told, and says so at every compilation; later versions fuse no multiplications with additions.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
 NVIDIA = ("sm_80", "sm_90", "sm_100")
 EVERYWHERE = (*NVIDIA, "gfx942")
 HALVES = (torch.float16, torch.bfloat16)
@@ -58,6 +61,8 @@ class TileTable:
 
     def tile(self, architecture: str, dtype: torch.dtype, size: int = 0) -> Tile:
         """Raises KernelError, with what would work, where no row fits."""
+        if self.kernel in _forced:
+            return _forced[self.kernel]
         for row in self.rows:
             if architecture in row.architectures and dtype in row.dtypes and (row.size_max is None or size <= row.size_max):
                 return row.tile
@@ -119,3 +124,16 @@ def pretend(architecture: str) -> Iterator[None]:
         yield
     finally:
         _pretended.pop()
+
+
+_forced: dict[str, Tile] = {}
+
+
+@contextmanager
+def forced(table: TileTable, tile: Tile) -> Iterator[None]:
+    """Inside, `table` knows only `tile`: to measure what another one would do."""
+    _forced[table.kernel] = tile
+    try:
+        yield
+    finally:
+        del _forced[table.kernel]

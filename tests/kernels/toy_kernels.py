@@ -48,6 +48,16 @@ def careless_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
     tl.store(out_ptr + place, x + x)
 
 
+@triton.jit
+def spilling_kernel(x_ptr, out_ptr, N: tl.constexpr):
+    """out = x · xᵀ, with more of it at a time than one warp has registers for."""
+    n = tl.arange(0, N)
+    x = tl.load(x_ptr + n[:, None] * N + n[None, :])
+    total = tl.dot(x, tl.trans(x))
+    total = tl.dot(total.to(x.dtype), x) + total
+    tl.store(out_ptr + n[:, None] * N + n[None, :], total)
+
+
 def scale(x: Tensor, factor: float, extra: int = 0, out_dtype: torch.dtype | None = None) -> Tensor:
     out = torch.full_like(x, float("nan"), dtype=out_dtype or x.dtype)
     scale_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, out, x.numel(), factor, BLOCK, extra)
