@@ -15,8 +15,8 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
-_WEYL = 0x9E3779B97F4A7C15  # splitmix64's increment (2^64 / golden ratio) and multipliers
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+WEYL = 0x9E3779B97F4A7C15  # splitmix64's increment (2^64 / golden ratio) and multipliers
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _UNIT = 2.0**-32
 
 
@@ -24,7 +24,7 @@ def stream_key(seed: int, choice: int, position: int) -> int:
     """64 bits that name one draw. Any integers; each is mixed in by a round of splitmix64."""
     state = 0
     for part in (seed, choice, position):
-        state = _mix(((state ^ part) + _WEYL) & _MASK)
+        state = _mix(((state ^ part) + WEYL) & _MASK)
     return state
 
 
@@ -32,14 +32,14 @@ def noise_bits(keys: UInt64 | np.uint64, tokens: npt.NDArray[np.int64]) -> UInt6
     """32 random bits of each (key, token), elementwise; one key serves for all tokens."""
     bits = tokens.astype(np.uint64)
     bits += np.uint64(1)
-    bits *= np.uint64(_WEYL)
+    bits *= np.uint64(WEYL)
     bits += keys  # wraps at 2^64, as it should
     shifted = bits >> np.uint64(30)
     bits ^= shifted
-    bits *= np.uint64(_MULTIPLIERS[0])
+    bits *= np.uint64(MULTIPLIERS[0])
     np.right_shift(bits, np.uint64(27), out=shifted)
     bits ^= shifted
-    bits *= np.uint64(_MULTIPLIERS[1])
+    bits *= np.uint64(MULTIPLIERS[1])
     np.right_shift(bits, np.uint64(31), out=shifted)
     bits ^= shifted
     bits >>= np.uint64(32)
@@ -61,6 +61,6 @@ def complement(bits: UInt64) -> Float32:
 
 
 def _mix(value: int) -> int:
-    value = ((value ^ (value >> 30)) * _MULTIPLIERS[0]) & _MASK
-    value = ((value ^ (value >> 27)) * _MULTIPLIERS[1]) & _MASK
+    value = ((value ^ (value >> 30)) * MULTIPLIERS[0]) & _MASK
+    value = ((value ^ (value >> 27)) * MULTIPLIERS[1]) & _MASK
     return value ^ (value >> 31)
