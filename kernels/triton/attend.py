@@ -62,6 +62,7 @@ def attend(
     """
     VALUES: tl.constexpr = KV_HEADS * PAGE * DIM  # from a token's key to its value
     d = tl.arange(0, BLOCK_D)
+    unit = (soft_cap if CAPPED else scale) * LOG2E  # > 0: it may be multiplied after the maximum, and in one with the difference
     precision: tl.constexpr = "ieee" if queries.dtype == tl.float32 else "tf32"
     for first in range(begin, end, BLOCK_N):
         keys = first + tl.arange(0, BLOCK_N)
@@ -81,16 +82,14 @@ def attend(
             scale_at = page * (2 * KV_HEADS * PAGE) + lane
             s = s * tl.load(scales + scale_at, mask=seen, other=0.0)[None, :]
         if CAPPED:
-            s = tanh(s * (scale / soft_cap)) * (soft_cap * LOG2E)
-        else:
-            s = s * (scale * LOG2E)
+            s = tanh(s * (scale / soft_cap))
         if MASKED:
             visible = seen[None, :] & (keys[None, :] <= positions[:, None])
             if WINDOWED:
                 visible = visible & (keys[None, :] > positions[:, None] - window)
             s = tl.where(visible, s, float("-inf"))
-        higher = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - higher[:, None])
+        higher = tl.maximum(m, tl.max(s, 1) * unit)
+        p = tl.exp2(s * unit - higher[:, None])
         fade = tl.exp2(m - higher)
         total = total * fade + tl.sum(p, 1)
         m = higher

@@ -63,6 +63,8 @@ def _prepare(
     group, rest = divmod(queries.shape[1], layout.kv_heads * layout.head_dim)
     if rest or not group or queries.stride(1) != 1 or queries.shape[0] != plan.slots.numel():
         raise ValueError(f"queries: {list(queries.shape)} for {plan.slots.numel()} tokens and {layout}")
+    if scale <= 0 or (soft_cap is not None and soft_cap <= 0):
+        raise ValueError(f"scale and soft_cap: {scale} and {soft_cap}, both above 0")
     architecture = architecture_of(queries.device)
     form = _form(queries, cache, cache_scales, architecture)
     held = {"fp8": torch.float8_e4m3fn, "fp8_bits": torch.uint8}.get(form)

@@ -22,7 +22,14 @@ from kernels.reference.rope_kv_write import HeadNorms
 from kernels.triton.attention_plan import AttentionPlan, check_scales
 from kernels.triton.tiles import EVERYWHERE, FLOATS, Tile, TileRow, TileTable, architecture_of, name_of
 
-TILES = TileTable("rope_kv_write", (TileRow(EVERYWHERE, FLOATS, Tile(m=8, warps=4), size_max=256),))  # m: heads; sizes: head dim
+TILES = TileTable(  # m: heads; sizes: head dim. A thread loads 16 bytes of a half of 16-bit elements
+    "rope_kv_write",
+    (
+        TileRow(EVERYWHERE, FLOATS, Tile(m=16, warps=2), size_max=64),
+        TileRow(EVERYWHERE, FLOATS, Tile(m=16, warps=4), size_max=128),
+        TileRow(EVERYWHERE, FLOATS, Tile(m=8, warps=4), size_max=256),
+    ),
+)
 FORMS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 
 

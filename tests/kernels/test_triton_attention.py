@@ -175,6 +175,8 @@ def test_what_cannot_be_served_is_said() -> None:
         paged_attention(rows.queries, rows.cache[: plan.page_limit - 1], plan, 0.1)
     with pytest.raises(ValueError, match="queries"):
         paged_attention(rows.queries[:, 1:], rows.cache, plan, 0.1)
+    with pytest.raises(ValueError, match="both above 0"):
+        paged_attention(rows.queries, rows.cache, plan, -0.1)
     with pytest.raises(ValueError, match="the plan's are contiguous"):
         paged_attention(rows.queries, rows.cache.transpose(2, 3), plan, 0.1)
     with pytest.raises(KernelError, match="a cache of float32 without scales for queries of float16"):
