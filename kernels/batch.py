@@ -1,4 +1,4 @@
-"""What an attention operator must know of a packed batch, and of the cache it works on. Host values only."""
+"""What operators must know of a packed batch, of the cache they work on, and of the model. Host values only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Int32 = npt.NDArray[np.int32]
 
@@ -43,3 +44,13 @@ class PagedBatch:
         first = np.cumsum(self.counts, dtype=np.int32) - self.counts
         inside = np.arange(int(self.counts.sum()), dtype=np.int32) - np.repeat(first, self.counts)
         return np.repeat(self.starts, self.counts) + inside
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What decides, before anything is loaded, whether kernels serve a model: one rank's part of it."""
+
+    dtype: torch.dtype  # of weights, activations and cache
+    hidden: int
+    width: int  # of the feed-forward layer
+    head_dim: int

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.batch import CacheLayout, PagedBatch
+from kernels.batch import CacheLayout, ModelSizes, PagedBatch
 from kernels.errors import KernelError as KernelError
-from kernels.reference.attention_plan import AttentionPlan, plan_attention
+from kernels.reference.attention_plan import plan_attention
 from kernels.reference.copy_blocks import copy_blocks
+from kernels.reference.gelu_mul import gelu_mul
+from kernels.reference.matmul_batch_invariant import matmul_batch_invariant
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope_kv_write import HeadNorms, rope_kv_write
@@ -20,6 +24,8 @@ from kernels.reference.silu_mul import silu_mul
 
 KERNELS_VARIABLE = "RANTANG_KERNELS"
 CPU_STEP = "cpu"  # not operators: a whole step in C++ (kernels/cpu)
+TRITON = "triton"
+Plan = Any  # what plan_attention made, for the operators beside it alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +33,68 @@ class Operators:
     """One implementation of every operator; signatures and meaning are those of kernels/reference."""
 
     name: str
-    plan_attention: Callable[[PagedBatch, CacheLayout, torch.dtype, torch.device, int | None], AttentionPlan]
+    title: str  # for people
+    check: Callable[[torch.device, ModelSizes], None]  # raises KernelError, with what would work, for a model that is not served
+    plan_attention: Callable[[PagedBatch, CacheLayout, torch.dtype, torch.device, int | None], Plan]
     rms_norm: Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
-    rope_kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, AttentionPlan, HeadNorms | None], Tensor]
-    paged_attention: Callable[[Tensor, Tensor, AttentionPlan, float], Tensor]
+    rope_kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Plan, HeadNorms | None], Tensor]
+    paged_attention: Callable[[Tensor, Tensor, Plan, float], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
+    gelu_mul: Callable[[Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Sequence[tuple[int, int]]], None]
+    matmul_batch_invariant: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-REFERENCE = Operators("reference", plan_attention, rms_norm, rope_kv_write, paged_attention, silu_mul, copy_blocks)
-_BY_NAME = {REFERENCE.name: REFERENCE}
-_BY_DEVICE = {"cpu": REFERENCE, "cuda": REFERENCE}
+REFERENCE = Operators(
+    "reference",
+    "torch",
+    lambda device, sizes: None,  # torch computes everything
+    plan_attention,
+    rms_norm,
+    rope_kv_write,
+    paged_attention,
+    silu_mul,
+    gelu_mul,
+    copy_blocks,
+    matmul_batch_invariant,
+)
 
 
 def choose_operators(device: torch.device, wanted: str | None = None) -> Operators:
-    """Operators for `device`; `wanted` (else the environment's RANTANG_KERNELS) names an implementation instead."""
+    """Operators for `device`; `wanted` (else the environment's RANTANG_KERNELS) names an implementation instead.
+
+    An accelerator is served by Triton, and by torch only where that was asked for. Raises KernelError.
+    """
     name = wanted_kernels() if wanted is None else wanted
-    if name in ("", CPU_STEP):
-        return _BY_DEVICE[device.type]
-    if name not in _BY_NAME:
-        raise KernelError(f"{KERNELS_VARIABLE}={name}: unknown kernels (known: {', '.join(sorted([*_BY_NAME, CPU_STEP]))})")
-    return _BY_NAME[name]
+    if name == TRITON or (not name and device.type != "cpu"):
+        return _triton(device)
+    if name in ("", CPU_STEP, REFERENCE.name):
+        return REFERENCE
+    raise KernelError(f"{KERNELS_VARIABLE}={name}: unknown kernels (known: {', '.join(sorted((REFERENCE.name, TRITON, CPU_STEP)))})")
+
+
+def _triton(device: torch.device) -> Operators:
+    """Imported when they are wanted, so that a machine without an accelerator needs no triton."""
+    if importlib.util.find_spec("triton") is None:
+        raise KernelError(
+            f"triton is not installed: pip install 'rantang[gpu]' for its kernels on {device.type}; "
+            f"{KERNELS_VARIABLE}={REFERENCE.name} computes with torch instead"
+        )
+    from kernels.triton import library, operators
+
+    return Operators(
+        TRITON,
+        operators.title(device),
+        operators.check,
+        operators.plan,
+        library.rms_norm,
+        operators.rope,
+        operators.attention,
+        library.silu_mul,
+        library.gelu_mul,
+        operators.copy_blocks,
+        library.matmul_batch_invariant,
+    )
 
 
 def wanted_kernels() -> str:

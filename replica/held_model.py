@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.batch import CacheLayout
-from kernels.ops import Operators, choose_device, choose_operators
+from kernels.batch import CacheLayout, ModelSizes
+from kernels.ops import KernelError, Operators, choose_device, choose_operators
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
@@ -25,7 +25,7 @@ from replica.models.loader_cpu import CpuPlacement, load_decoder
 from replica.models.model_config import ModelConfig, shard_problem
 from replica.models.tensors import check_tensors
 from replica.parallel.group import TensorParallel
-from replica.step_choice import choose_step
+from replica.step_choice import StepChoice, choose_step
 
 OnStage = Callable[[str, float], None]  # (what has ended, seconds it took)
 
@@ -65,8 +65,7 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
         raise ModelError(f"{config.model}: {problem}")
     check_tensors(files, model_config)
     device = choose_device(tp.rank)
-    operators = choose_operators(device)
-    choice = choose_step(config, model_config, device, tp.size)
+    operators, choice = _choose(config, model_config, device, tp.size)
     dtype = choice.dtype
     size = size_pool(config, model_config, dtype.itemsize)
     layout = CacheLayout(model_config.num_kv_heads // tp.size, config.block_size, model_config.head_dim)
@@ -91,6 +90,18 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
         source.close()
     stages.ended("weights")
     return HeldModel(files, model_config, forward, choice.reason, dtype, operators, pool, size)
+
+
+def _choose(config: EngineConfig, model: ModelConfig, device: torch.device, ranks: int) -> tuple[Operators, StepChoice]:
+    """What computes. Raises ModelError where it cannot be what was asked for, or nothing serves this model here."""
+    try:
+        operators = choose_operators(device)
+        choice = choose_step(config, model, device, ranks, operators)
+        if choice.library is None:
+            operators.check(device, ModelSizes(choice.dtype, model.hidden_size, model.intermediate_size // ranks, model.head_dim))
+    except KernelError as error:
+        raise ModelError(f"{config.model}: {error}") from error
+    return operators, choice
 
 
 def _empty_pool(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from kernels.cpu.abi import load_library
 from kernels.cpu.build import ISA_VARIABLE, CannotBuild, cache_directory, choose_isa, cpu_flags, library_path
 from kernels.cpu.decoder import unfit
-from kernels.ops import CPU_STEP, KERNELS_VARIABLE, computes_bfloat16, wanted_kernels
+from kernels.ops import CPU_STEP, KERNELS_VARIABLE, REFERENCE, Operators, computes_bfloat16, wanted_kernels
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.models.model_config import ModelConfig
@@ -28,8 +28,9 @@ class StepChoice:
     dtype: torch.dtype  # of weights and KV
 
 
-def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, ranks: int) -> StepChoice:
-    """The dtype `auto` is bfloat16, which the C++ step computes on every CPU it runs on; float32 where torch would be slower in bfloat16.
+def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, ranks: int, operators: Operators = REFERENCE) -> StepChoice:
+    """The C++ step or `operators`. The dtype `auto` is bfloat16, which the C++ step computes on every CPU it runs on; float32 where torch
+    would be slower in bfloat16.
 
     Raises ModelError where the C++ step was asked for (RANTANG_KERNELS=cpu, a quantization) and cannot be had.
     """
@@ -45,16 +46,16 @@ def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, 
     hint = " (the C++ step is 2 to 3 times as fast)" if device.type == "cpu" else ""
     if config.dtype == "auto" and not computes_bfloat16(device):
         dtype = torch.float32
-    return StepChoice(None, f"torch: {reason}{hint}", dtype)
+    return StepChoice(None, f"{operators.title}: {reason}{hint}", dtype)
 
 
 def _find(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, ranks: int) -> tuple[ctypes.CDLL | None, str]:
     """The library and its instructions, or why there is none."""
     wanted = wanted_kernels()
-    if device.type != "cpu":
-        return None, f"it runs on {device.type}"
     if wanted not in ("", CPU_STEP):
         return None, f"{KERNELS_VARIABLE}={wanted}"
+    if device.type != "cpu":
+        return None, f"it runs on {device.type}"
     problem = _problem(config, model, dtype, ranks)
     if problem:
         return None, problem

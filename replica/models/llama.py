@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.ops import Operators
-from kernels.reference.attention_plan import AttentionPlan
+from kernels.ops import Operators, Plan
 from kernels.reference.rope_kv_write import HeadNorms
 from replica.linear import Linear, ReducedLinear, VocabularyEmbedding, VocabularyHead
 from replica.models.model_config import ModelConfig
@@ -45,7 +44,7 @@ class Llama:
     rope: RotaryTable
     operators: Operators
 
-    def forward(self, token_ids: Tensor, positions: Tensor, pool: Tensor, plans: Mapping[int | None, AttentionPlan]) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, pool: Tensor, plans: Mapping[int | None, Plan]) -> Tensor:
         """token_ids and positions [T] int64, pool [layers, pages, 2, kv_heads, block, D] (written) → hidden states [T, H], float32.
 
         `plans` has one for each window that a layer has (None: no window).

@@ -1,0 +1,67 @@
+"""The Triton kernels under the names and signatures that models call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.batch import CacheLayout, ModelSizes, PagedBatch
+from kernels.reference.rope_kv_write import HeadNorms
+from kernels.triton import library, rms_norm, rope_kv_write, silu_mul
+from kernels.triton.attention_plan import plan_attention
+from kernels.triton.attention_tiles import CHUNK_TILES, REDUCE_TILES, SPLIT_TILES
+from kernels.triton.plan_values import PlanValues, to_values
+from kernels.triton.tiles import architecture_of, interpreted
+
+
+def title(device: torch.device) -> str:
+    """What serves, for people. Raises KernelError for a device that runs no Triton kernels."""
+    how = " in the interpreter" if interpreted() else ""
+    return f"Triton {triton.__version__} kernels for {architecture_of(device)}{how}"
+
+
+def check(device: torch.device, sizes: ModelSizes) -> None:
+    """Raises KernelError, with what would work, where a kernel of the forward pass has no tile for this model on this device."""
+    architecture = architecture_of(device)
+    for table, size in (
+        (rms_norm.TILES, sizes.hidden),
+        (silu_mul.TILES, sizes.width),
+        (rope_kv_write.TILES, sizes.head_dim),
+        (SPLIT_TILES, sizes.head_dim),
+        (REDUCE_TILES, sizes.head_dim),
+        (CHUNK_TILES, sizes.head_dim),
+    ):
+        table.tile(architecture, sizes.dtype, size)
+
+
+def plan(batch: PagedBatch, layout: CacheLayout, dtype: torch.dtype, device: torch.device, window: int | None = None) -> PlanValues:
+    return to_values(plan_attention(batch, layout, dtype, device, window))
+
+
+def rope(
+    qkv: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    cache: Tensor,
+    plan: PlanValues,
+    norms: HeadNorms | None = None,
+    cache_scales: Tensor | None = None,
+) -> Tensor:
+    weights, epsilon = ([], 0.0) if norms is None else ([norms.query, norms.key], norms.epsilon)
+    queries: Tensor = library.rope_kv_write(qkv, [cosine, sine], cache, plan.tensors, plan.numbers, weights, epsilon, cache_scales)
+    return queries
+
+
+def attention(
+    queries: Tensor, cache: Tensor, plan: PlanValues, scale: float, soft_cap: float | None = None, cache_scales: Tensor | None = None
+) -> Tensor:
+    out: Tensor = library.paged_attention(queries, cache, plan.tensors, plan.numbers, scale, soft_cap, cache_scales)
+    return out
+
+
+def copy_blocks(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    if pairs:
+        library.copy_blocks(pool, [page for pair in pairs for page in pair])
