@@ -40,7 +40,7 @@ DOWN_TILES = TileTable(
 COMBINE_COLUMNS = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def up_kernel(
     activated,
     hidden,
@@ -77,7 +77,7 @@ def up_kernel(
         tl.store(activated + at, result.to(activated.dtype.element_ty), mask=(entry < size)[:, None] & (column < width)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def down_kernel(
     parts,
     activated,

@@ -52,7 +52,7 @@ def fp8_values(codes):
     return bits.to(tl.float16, bitcast=True).to(tl.float32) * FP8_SHIFT
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def linear_quantized_kernel(
     partial,
     x,
@@ -97,7 +97,7 @@ def linear_quantized_kernel(
     tl.store(partial + at, total, mask=(token < rows)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def join_splits_kernel(out, partial, bias, rows, columns, width, splits, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr):
     """Grid: (M, N / BLOCK_N). Adds the splits in order."""
     row = tl.program_id(0).to(tl.int64)

@@ -56,7 +56,7 @@ def route_kernel(weights, chosen, logits, experts, top_k, RENORMALIZE: tl.conste
     tl.store(chosen + row * top_k + slot, ids, mask=slot < top_k)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def count_kernel(counts, chosen, size, SCAN: tl.constexpr):
     """Grid: (E,)."""
     total = tl.zeros((SCAN,), dtype=tl.int32)
@@ -66,7 +66,7 @@ def count_kernel(counts, chosen, size, SCAN: tl.constexpr):
     tl.store(counts + tl.program_id(0), tl.sum(total, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "blocks"])
 def place_kernel(
     entries, block_experts, counts, chosen, size, experts, blocks, SCAN: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr
 ):
