@@ -81,7 +81,9 @@ def linear_quantized_kernel(
             part = tl.dot((codes & 15).to(kind), low, input_precision="ieee")
             part = tl.dot((codes >> 4).to(kind), high, part, input_precision="ieee")
             sums = tl.sum(low.to(tl.float32), axis=0) + tl.sum(high.to(tl.float32), axis=0)
-            total += part * tl.load(scales + place).to(tl.float32)[:, None] + sums[None, :] * tl.load(minima + place).to(tl.float32)[:, None]
+            total += (
+                part * tl.load(scales + place).to(tl.float32)[:, None] + sums[None, :] * tl.load(minima + place).to(tl.float32)[:, None]
+            )
         else:
             codes = tl.load(values + place[:, None] * GROUP + tl.arange(0, GROUP)[None, :])
             right = tokens_part(x, token, rows, tl.arange(0, GROUP) + group * GROUP, depth)

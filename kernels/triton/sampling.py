@@ -154,9 +154,7 @@ def _draw(launch: _Launch, histogram: Tensor, sums: Tensor, tokens: Tensor, logp
     drawn, drawn_tokens = launch.empty(count, chunks, dtype=torch.float64), launch.empty(count, chunks, dtype=torch.int32)
     candidates, candidate_tokens = launch.empty(count, vocab, dtype=torch.float32), launch.empty(count, vocab, dtype=torch.int32)
     histogram_kernel[launch.grid](histogram, sums, *state, vocab, BINS=BINS, CHUNK=tile.n, num_warps=tile.warps)
-    gather_kernel[launch.grid](
-        candidates, candidate_tokens, histogram, sums, *state, vocab, BINS=BINS, CHUNK=tile.n, num_warps=tile.warps
-    )
+    gather_kernel[launch.grid](candidates, candidate_tokens, histogram, sums, *state, vocab, BINS=BINS, CHUNK=tile.n, num_warps=tile.warps)
     choose = CHOOSE_TILES.tile(architecture_of(launch.logits.device), launch.logits.dtype, vocab)
     choose_kernel[(count,)](
         drawn,

@@ -149,9 +149,7 @@ def threshold_key(candidates, size, mass, top_k, top_p, vocab, BLOCK: tl.constex
 
 
 @triton.jit
-def choose_kernel(
-    drawn, drawn_tokens, candidates, candidate_tokens, sums, statuses, numbers, counts, chunks, vocab, BLOCK: tl.constexpr
-):
+def choose_kernel(drawn, drawn_tokens, candidates, candidate_tokens, sums, statuses, numbers, counts, chunks, vocab, BLOCK: tl.constexpr):
     """Grid: (R,). The threshold among a filtered row's candidates, and the draw; into the place of the row's first chunk."""
     row = tl.program_id(0).to(tl.int64)
     if is_drawn(statuses, numbers, row):
