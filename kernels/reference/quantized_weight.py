@@ -1,7 +1,7 @@
-"""Weight-only quantised matrices, in panels of 64 rows so that a GPU reads what lies together.
+"""Weight-only quantised matrices, in panels of 128 rows so that a GPU reads what lies together.
 
-    values [panels, groups, 64, bytes of a group]: int8 and fp8 (e4m3) 32 bytes; int4 16, byte j = value j | value j + 16 << 4
-    scales, minima [panels, groups, 64]; fp8 has one float32 scale for a row: [panels, 1, 64]
+    values [panels, groups, 128, bytes of a group]: int8 and fp8 (e4m3) 32 bytes; int4 16, byte j = value j | value j + 16 << 4
+    scales, minima [panels, groups, 128]; fp8 has one float32 scale for a row: [panels, 1, 128]
 
 A group is 32 weights of a row, as in GGUF and in kernels/cpu/packed.py, whose Groups these are made from: w = d · q (+ m in int4).
 """
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from kernels.cpu.packed import GROUP, Groups, quantise_q4, quantise_q8
 
-PANEL = 64
+PANEL = 128
 FP8_LARGEST = 448.0
 
 

@@ -4,9 +4,9 @@
 
 x [M, K], bias [N], out [M, N] in float32, float16 or bfloat16; W: kernels/reference/quantized_weight.py. q is exact in every such
 dtype, so the products are exact and scales meet float32 sums: nothing of the weight is rounded.
-W is the left operand of the product (64 rows, from registers), x the right (16 tokens): a decode step fills what it uses. K is split
-by a fixed size of 1,024, each split's sums are added in order by a second kernel: the result does not depend on M.
-Bytes: N · K · (1 or ½) + scales N · K / 16 (int4: / 8, fp8: 4 · N) + s · M · (K + N) + 8 · M · N · ⌈K / 1024⌉ of partial sums, the
+W is the left operand of the product (128 rows, from registers), x the right (16 tokens): a decode step fills what it uses. K is split
+by a fixed size of 512, each split's sums are added in order by a second kernel: the result does not depend on M.
+Bytes: N · K · (1 or ½) + scales N · K / 16 (int4: / 8, fp8: 4 · N) + s · M · (K + N) + 8 · M · N · ⌈K / 512⌉ of partial sums, the
 weight again for every 16 tokens, from the L2. Operations: 2 · M · N · K. Bound by bandwidth up to some 16 tokens; with many more,
 dequantising once for a dense product is faster.
 """
@@ -26,8 +26,8 @@ from kernels.triton.tiles import EVERYWHERE, HALVES, Tile, TileRow, TileTable, a
 TILES = TileTable(
     "linear_quantized",
     (
-        TileRow(EVERYWHERE, HALVES, Tile(m=16, n=PANEL_ROWS, k=GROUP_SIZE, split=1024, warps=4, stages=4)),
-        TileRow(EVERYWHERE, (torch.float32,), Tile(m=16, n=PANEL_ROWS, k=GROUP_SIZE, split=1024, warps=4, stages=2)),
+        TileRow(EVERYWHERE, HALVES, Tile(m=16, n=PANEL_ROWS, k=GROUP_SIZE, split=512, warps=4, stages=6)),
+        TileRow(EVERYWHERE, (torch.float32,), Tile(m=16, n=PANEL_ROWS, k=GROUP_SIZE, split=512, warps=4, stages=2)),
     ),
 )
 JOIN_COLUMNS = 256
