@@ -29,7 +29,7 @@ TILES = TileTable(
 GROUP_M = 8  # tiles of rows that share a column of weights while both are in the cache
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def matmul_kernel(
     out,
     x,

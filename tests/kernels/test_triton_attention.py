@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ from kernels.triton import attend, chunk_attention, decode_attention
 from kernels.triton.attention_plan import plan_attention
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.tiles import pretend
+from tests.kernels.mutation import mutated
 from tests.kernels.paged_rows import CPU, NAN, TOLERANCES, Poison, Rows, Shape, relative_error
 from tests.kernels.triton_memory import counted
 
@@ -132,19 +131,6 @@ def test_bytes_and_operations_are_what_the_docstring_counts() -> None:
     assert 0 <= bookkeeping < 0.01 * told, "tables and work lists"
     tile_rows, tile_keys = 16, 10 * 64 + 5 * 64 + 64  # what a matrix instruction takes, in whole tiles
     assert traffic.operations == 4 * tile_keys * shape.kv_heads * tile_rows * 64
-
-
-def mutated(module: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
-    """A module of kernels.triton with one thing about it changed."""
-    source = Path(module.__file__ or "").read_text()
-    assert source.count(old) == 1, f"{old!r} is not what it was"
-    path = folder / f"mutated_{module.__name__.rpartition('.')[2]}.py"
-    path.write_text(source.replace(old, new))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 @pytest.mark.parametrize(
