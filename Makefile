@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test sim check bench clean
+.PHONY: help venv serve test kernels gpu sim check bench clean
 
 help:  ## say what there is
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,12 @@ serve: $(STAMP)  ## serve SmolLM2-135M with two replicas on 127.0.0.1:8000 (ARGS
 test: $(STAMP)  ## run the tests (ARGS="-k router …")
 	@$(BIN)/python -m pytest -n 2 -m "not cluster" $(ARGS) || test $$? -eq 5
 	@$(BIN)/python -m pytest -m cluster $(ARGS) || test $$? -eq 5
+
+kernels: $(STAMP)  ## compile every Triton kernel for four architectures, hold it against the baseline (ARGS=--write for a new one)
+	@TRITON_INTERPRET=0 $(BIN)/python -m bench.kernels.aot $(ARGS)
+
+gpu: $(STAMP)  ## the tests that need a GPU: compiled kernels against float64, a tiny model served with them
+	@TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu tests/kernels/test_triton_gpu.py $(ARGS)
 
 sim: $(STAMP)  ## 2,000 seeded fault schedules against the production router and engine (ARGS="--seed 7 --count 1")
 	@$(BIN)/python -m bench.simulator.schedule $(ARGS)

@@ -15,11 +15,15 @@ from kernels.batch import CacheLayout, ModelSizes, PagedBatch
 from kernels.errors import KernelError as KernelError
 from kernels.reference.attention_plan import plan_attention
 from kernels.reference.copy_blocks import copy_blocks
+from kernels.reference.fused_moe import fused_moe
 from kernels.reference.gelu_mul import gelu_mul
+from kernels.reference.linear_quantized import linear_quantized
 from kernels.reference.matmul_batch_invariant import matmul_batch_invariant
 from kernels.reference.paged_attention import paged_attention
+from kernels.reference.quantized_weight import QuantizedWeight
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope_kv_write import HeadNorms, rope_kv_write
+from kernels.reference.sampling import Sampled, SamplingRows, sampling
 from kernels.reference.silu_mul import silu_mul
 
 KERNELS_VARIABLE = "RANTANG_KERNELS"
@@ -43,6 +47,9 @@ class Operators:
     gelu_mul: Callable[[Tensor], Tensor]
     copy_blocks: Callable[[Tensor, Sequence[tuple[int, int]]], None]
     matmul_batch_invariant: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    linear_quantized: Callable[[Tensor, QuantizedWeight, Tensor | None], Tensor]
+    fused_moe: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    sampling: Callable[[Tensor, SamplingRows, int], Sampled]
 
 
 REFERENCE = Operators(
@@ -57,6 +64,9 @@ REFERENCE = Operators(
     gelu_mul,
     copy_blocks,
     matmul_batch_invariant,
+    linear_quantized,
+    fused_moe,
+    sampling,
 )
 
 
@@ -94,6 +104,9 @@ def _triton(device: torch.device) -> Operators:
         library.gelu_mul,
         operators.copy_blocks,
         library.matmul_batch_invariant,
+        operators.linear_quantized,
+        library.fused_moe,
+        operators.sampling,
     )
 
 

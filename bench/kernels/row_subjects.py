@@ -1,4 +1,4 @@
-"""Subjects whose work goes row by row: norm, gates, matrix products, page copies."""
+"""Subjects whose work goes row by row: norm, gates, matrix products, experts, page copies."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import torch
 
 from bench.kernels.subject import TOLERANCES, Call, Ground, Subject
 from kernels.reference import copy_blocks as copy_reference
+from kernels.reference import fused_moe as moe_reference
 from kernels.reference import gelu_mul as gelu_reference
+from kernels.reference import linear_quantized as quantized_reference
 from kernels.reference import matmul_batch_invariant as matmul_reference
 from kernels.reference import rms_norm as norm_reference
 from kernels.reference import silu_mul as silu_reference
+from kernels.reference.quantized_weight import PANEL, quantize_fp8, quantize_int4, quantize_int8
 from kernels.triton import costs
 from kernels.triton.copy_blocks import copy_blocks
+from kernels.triton.fused_moe import fused_moe
 from kernels.triton.gelu_mul import gelu_mul
+from kernels.triton.linear_quantized import linear_quantized
 from kernels.triton.matmul_batch_invariant import matmul_batch_invariant
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.silu_mul import silu_mul
@@ -69,3 +74,32 @@ def copies(pairs: int, layers: int, page_elements: int, dtype: torch.dtype) -> S
 
     cost = costs.copy_blocks(pairs, layers, page_elements * dtype.itemsize)
     return Subject("copy_blocks", f"{pairs} pages × {layers} layers × {page_elements}", dtype, build, cost, 0.0)
+
+
+def quantized(form: str, rows: int, columns: int, depth: int, dtype: torch.dtype) -> Subject:
+    """form: int8, fp8 or int4."""
+    quantize = {"int8": quantize_int8, "fp8": quantize_fp8, "int4": quantize_int4}[form]
+    weight_bytes = quantize(torch.zeros(PANEL, depth)).nbytes * -(-columns // PANEL)
+
+    def build(ground: Ground) -> Call:
+        x = ground.normal(dtype, rows, depth)
+        exact = ground.other(1).normal(torch.float32, columns, depth, scale=depth**-0.5).float()
+        weight = quantize(exact)
+        run = quantized_reference.linear_quantized if ground.exact else linear_quantized
+        return lambda: [run(x, weight, None)]
+
+    cost = costs.linear_quantized(rows, columns, depth, dtype.itemsize, weight_bytes)
+    return Subject("linear_quantized", f"{form} M{rows} N{columns} K{depth}", dtype, build, cost, TOLERANCES[dtype])
+
+
+def experts(tokens: int, count: int, top_k: int, hidden: int, width: int, dtype: torch.dtype) -> Subject:
+    def build(ground: Ground) -> Call:
+        x, logits = ground.normal(dtype, tokens, hidden), ground.other(1).normal(torch.float32, tokens, count)
+        gate_up = ground.other(2).normal(dtype, count, 2 * width, hidden, scale=hidden**-0.5)
+        down = ground.other(3).normal(dtype, count, hidden, width, scale=width**-0.5)
+        run = moe_reference.fused_moe if ground.exact else fused_moe
+        return lambda: [run(x, logits, gate_up, down, top_k)]
+
+    cost = costs.fused_moe(tokens, min(count, tokens * top_k), top_k, hidden, width, dtype.itemsize)
+    shape = f"T{tokens} E{count} top-{top_k} H{hidden} I{width}"
+    return Subject("fused_moe", shape, dtype, build, cost, 2 * TOLERANCES[dtype], wide_matrix=False)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from bench.kernels.attention_subjects import Rows, attention, rope
-from bench.kernels.row_subjects import copies, gate, matmul, norm
+from bench.kernels.row_subjects import copies, experts, gate, matmul, norm, quantized
 from bench.kernels.sampling_subjects import DRAWN, EVERYTHING, FILTERED, GREEDY, sampler
 from bench.kernels.subject import Subject
 
@@ -26,6 +26,9 @@ def ahead_of_time(dtypes: tuple[torch.dtype, ...] = (BF16, FP32), *, forms: bool
         yield gate("silu_mul", 2, 512, dtype)
         yield gate("gelu_mul", 2, 512, dtype)
         yield matmul(16, 512, 512, dtype)
+        for form in ("int8", "fp8", "int4"):
+            yield quantized(form, 2, 256, 2048, dtype)
+        yield experts(5, 4, 2, 256, 512, dtype)
         for dim in (64, 128, 256):
             yield attention(Rows(DECODE, dim=dim), dtype)
             yield attention(Rows(CHUNK, dim=dim), dtype)
@@ -53,6 +56,8 @@ def quick(architecture: str) -> Iterator[Subject]:
         yield attention(Rows((*DECODE, *CHUNK), window=128, soft_cap=30.0), BF16)
         yield attention(Rows((*DECODE, *CHUNK), form="fp8"), BF16)
         yield copies(2, 2, 512, BF16)
+        yield quantized("int4", 2, 256, 2048, BF16)
+        yield experts(5, 4, 2, 256, 512, BF16)
         yield sampler(2, 8192, EVERYTHING)
 
 
@@ -66,6 +71,9 @@ def to_check(dtypes: tuple[torch.dtype, ...] = (BF16, FP16, FP32)) -> Iterator[S
             yield gate(kind, 7, 1537, dtype)
         for rows in (1, 7, 130):
             yield matmul(rows, 200, 1096, dtype)
+            for form in ("int8", "fp8", "int4"):
+                yield quantized(form, rows, 200, 1096, dtype)
+            yield experts(rows, 5, 2, 72, 200, dtype)
         mixed = ((0, 1), (15, 1), (16, 1), (17, 1), (1327, 1), (13, 5), (334, 129), (0, 300))
         for heads, kv_heads, dim in ((32, 8, 128), (9, 3, 64), (28, 4, 128), (4, 4, 80), (8, 1, 256)):
             yield attention(Rows(mixed, heads, kv_heads, dim), dtype)
@@ -93,6 +101,10 @@ def to_measure() -> Iterator[Subject]:
         yield attention(Rows(((4095, 1),) * 64, form=form), BF16)
     for rows in (((0, 2048),), ((0, 8192),), ((6144, 2048),), ((0, 512),) * 16, ((4096, 512), *((2047, 1),) * 64)):
         yield attention(Rows(rows), BF16)
+    for rows in (1, 8, 32):
+        for form in ("int8", "fp8", "int4"):
+            yield quantized(form, rows, HIDDEN, HIDDEN, BF16)
+        yield experts(rows, 8, 2, HIDDEN, WIDTH, BF16)
     yield copies(16, 32, 2 * 8 * 16 * 128, BF16)
     for asking in (GREEDY, DRAWN, FILTERED, EVERYTHING):
         yield sampler(64, VOCAB, asking)

@@ -85,3 +85,10 @@ def linear_quantized(rows: int, columns: int, depth: int, element: int, weight_b
 def sampling(rows: int, vocab: int, element: int) -> Cost:
     """Of rows without rules: the logits, however often they are passed over."""
     return Cost(rows * vocab * element)
+
+
+def fused_moe(tokens: int, used: int, top_k: int, hidden: int, width: int, element: int) -> Cost:
+    """`used`: how many experts get a token. What lies between the two products is written and read once."""
+    weights = 3 * used * width * hidden * element
+    between = 2 * tokens * top_k * (width + hidden) * element
+    return Cost(weights + between + 2 * tokens * hidden * element, 6 * tokens * top_k * width * hidden)

@@ -11,13 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.reference.quantized_weight import QuantizedWeight
 from kernels.reference.rope_kv_write import HeadNorms
+from kernels.reference.sampling import SamplingRows, TokenLists
 from kernels.triton import copy_blocks as copy_file
+from kernels.triton import fused_moe as moe_file
 from kernels.triton import gelu_mul as gelu_file
+from kernels.triton import linear_quantized as quantized_file
 from kernels.triton import matmul_batch_invariant as matmul_file
 from kernels.triton import paged_attention as attention_file
 from kernels.triton import rms_norm as norm_file
 from kernels.triton import rope_kv_write as rope_file
+from kernels.triton import sampling as sampling_file
 from kernels.triton import silu_mul as silu_file
 from kernels.triton.plan_values import from_values
 
@@ -80,6 +85,41 @@ def _copy(pool: Tensor, pairs: Sequence[int]) -> None:
     copy_file.copy_blocks(pool, list(zip(pairs[::2], pairs[1::2], strict=True)))
 
 
+def _linear(
+    x: Tensor, form: str, sizes: Sequence[int], values: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None = None
+) -> Tensor:
+    return quantized_file.linear_quantized(x, QuantizedWeight(form, sizes[0], sizes[1], values, scales, minima), bias)
+
+
+def _sampling(
+    logits: Tensor,
+    numbers: Tensor,
+    counts: Tensor,
+    masks: Sequence[Tensor | None],
+    bias: Sequence[Tensor],
+    banned: Sequence[Tensor],
+    top_logprobs: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    lists = [TokenLists(*each) if each else None for each in (bias, banned)]
+    done = sampling_file.sampling(logits, SamplingRows(numbers, counts, *masks, *lists), top_logprobs)
+    return done.tokens, done.statuses, done.logprobs, done.top_tokens, done.top_logprobs
+
+
+def _sampling_fake(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rows, top = logits.shape[0], rest[-1]
+
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return logits.new_empty(shape, dtype=dtype)
+
+    return (
+        empty(rows, dtype=torch.int64),
+        empty(rows, dtype=torch.int32),
+        empty(rows, dtype=torch.float32),
+        empty(rows, top, dtype=torch.int64),
+        empty(rows, top, dtype=torch.float32),
+    )
+
+
 def _half(gate_up: Tensor, approximate: str = "") -> Tensor:
     return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
 
@@ -109,3 +149,19 @@ paged_attention = _operator(
     lambda queries, *rest: torch.empty_like(queries, memory_format=torch.contiguous_format),
 )
 copy_blocks = _operator("copy_blocks(Tensor(a!) pool, int[] pairs) -> ()", _copy, lambda pool, pairs: None)
+linear_quantized = _operator(
+    "linear_quantized(Tensor x, str form, int[] sizes, Tensor values, Tensor scales, Tensor? minima, Tensor? bias=None) -> Tensor",
+    _linear,
+    lambda x, form, sizes, *rest: x.new_empty((x.shape[0], sizes[0])),
+)
+fused_moe = _operator(
+    "fused_moe(Tensor hidden, Tensor router_logits, Tensor gate_up, Tensor down, int top_k, bool renormalize=True) -> Tensor",
+    moe_file.fused_moe,
+    lambda hidden, *rest: torch.empty_like(hidden),
+)
+sampling = _operator(
+    "sampling(Tensor logits, Tensor numbers, Tensor counts, Tensor?[] masks, Tensor[] bias, Tensor[] banned, int top_logprobs)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _sampling,
+    _sampling_fake,
+)

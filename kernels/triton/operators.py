@@ -9,7 +9,9 @@ import triton
 from torch import Tensor
 
 from kernels.batch import CacheLayout, ModelSizes, PagedBatch
+from kernels.reference.quantized_weight import QuantizedWeight
 from kernels.reference.rope_kv_write import HeadNorms
+from kernels.reference.sampling import Sampled, SamplingRows, TokenLists
 from kernels.triton import library, rms_norm, rope_kv_write, silu_mul
 from kernels.triton.attention_plan import plan_attention
 from kernels.triton.attention_tiles import CHUNK_TILES, REDUCE_TILES, SPLIT_TILES
@@ -65,3 +67,19 @@ def attention(
 def copy_blocks(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     if pairs:
         library.copy_blocks(pool, [page for pair in pairs for page in pair])
+
+
+def linear_quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+    sizes = [weight.rows, weight.columns]
+    out: Tensor = library.linear_quantized(x, weight.form, sizes, weight.values, weight.scales, weight.minima, bias)
+    return out
+
+
+def sampling(logits: Tensor, rows: SamplingRows, top_logprobs: int = 0) -> Sampled:
+    masks = [rows.allowed, rows.prompt_seen, rows.output_counts]
+    done = library.sampling(logits, rows.numbers, rows.counts, masks, _flat(rows.bias), _flat(rows.banned), top_logprobs)
+    return Sampled(*done)
+
+
+def _flat(lists: TokenLists | None) -> list[Tensor]:
+    return [] if lists is None else [lists.starts, lists.tokens, lists.values]

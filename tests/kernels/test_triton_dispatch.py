@@ -12,7 +12,9 @@ import torch
 
 from kernels.batch import CacheLayout, ModelSizes, PagedBatch
 from kernels.ops import REFERENCE, KernelError, Operators, choose_operators
+from kernels.reference.quantized_weight import quantize_int4
 from kernels.reference.rope_kv_write import HeadNorms
+from kernels.reference.sampling import SamplingRows
 from kernels.triton import tiles
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
@@ -118,6 +120,23 @@ def test_operators_are_what_they_say_they_are(triton: Operators) -> None:
     checked(library.gelu_mul, torch.randn(3, 24), "none")
     checked(library.matmul_batch_invariant, torch.randn(3, 24), torch.randn(5, 24), torch.randn(5))
     checked(library.copy_blocks, torch.randn(2, 4, 8), [0, 1, 2, 3])
+
+
+def test_operators_of_quantised_layers_experts_and_sampling(triton: Operators) -> None:
+    """Each by its schema and fake alone: torch's whole check runs a kernel a dozen times."""
+    from kernels.triton import library
+
+    weight = quantize_int4(torch.randn(5, 40))
+    told = (weight.form, [5, 40], weight.values, weight.scales, weight.minima, torch.randn(5))
+    numbers, counts = torch.tensor([[0.7, 0.9, 0.0, 1.0, 0.0, 0.0]], dtype=torch.float64), torch.tensor([[1, 0, 5, 3]])
+    quick = ("test_schema", "test_faketensor")
+    torch.library.opcheck(library.linear_quantized, (torch.randn(3, 40), *told), test_utils=quick)
+    experts = (torch.randn(3, 16), torch.randn(3, 4), torch.randn(4, 32, 16), torch.randn(4, 16, 16), 2)
+    torch.library.opcheck(library.fused_moe, experts, test_utils=quick)
+    torch.library.opcheck(library.sampling, (torch.randn(1, 50), numbers, counts, [None] * 3, [], [], 2), test_utils=quick)
+    rows = SamplingRows(numbers, counts)
+    ours, right = triton.sampling(torch.arange(50.0)[None], rows, 2), REFERENCE.sampling(torch.arange(50.0)[None], rows, 2)
+    assert ours.tokens.tolist() == right.tokens.tolist() and torch.allclose(ours.top_logprobs, right.top_logprobs)
 
 
 @pytest.mark.parametrize("norms", [False, True])

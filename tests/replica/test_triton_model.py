@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from kernels.triton.attention_plan import AttentionPlan
 
 from kernels.triton import library
+from kernels.triton.attention_plan import AttentionPlan
 from kernels.triton.plan_values import from_values
 from replica.config import EngineConfig
 from replica.runner import ModelRunner
