@@ -24,6 +24,11 @@ class EngineConfig(BaseModel):
         None,
         description="Weights in 8 or 4 bits, activations in 8, on a CPU with the C++ step; a GGUF's blocks of that width stay. Unset: no.",
     )
+    batch_invariant: bool = Field(
+        False,
+        description="On a GPU: a request's tokens are the same bits in every batch, by matrix products of fixed tiles. One rank; slower. "
+        "The C++ step is so anyway.",
+    )
     max_model_len: int | None = Field(
         None, ge=2, description="Context in tokens. Unset: the model's, lowered to what the KV pool holds; set: refused if it does not fit."
     )

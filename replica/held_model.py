@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import CacheLayout, ModelSizes
-from kernels.ops import KernelError, Operators, choose_device, choose_operators
+from kernels.ops import TRITON, KernelError, Operators, choose_device, choose_operators
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
@@ -82,7 +82,8 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
             placement = CpuPlacement(choice.library, layout, pool, rope, threads, config.quantization)
             forward = CpuForward(load_decoder(model_config, source, placement))
         else:
-            model = load_model(model_config, source, Placement(dtype, device, tp, operators, size.max_model_len))
+            product = operators.matmul_batch_invariant if config.batch_invariant else None
+            model = load_model(model_config, source, Placement(dtype, device, tp, operators, size.max_model_len, product))
             forward = TorchForward(model, operators, layout, dtype, device, pool)
     except MemoryError as error:
         raise ModelError(str(error) or "the weights do not fit into memory") from error
@@ -99,6 +100,9 @@ def _choose(config: EngineConfig, model: ModelConfig, device: torch.device, rank
         choice = choose_step(config, model, device, ranks, operators)
         if choice.library is None:
             operators.check(device, ModelSizes(choice.dtype, model.hidden_size, model.intermediate_size // ranks, model.head_dim))
+            if config.batch_invariant and (operators.name != TRITON or ranks > 1):
+                needs = "batch_invariant holds for one rank with Triton's kernels or the C++ step"
+                raise ModelError(f"{needs}; here {ranks} of {choice.reason}")
     except KernelError as error:
         raise ModelError(f"{config.model}: {error}") from error
     return operators, choice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,18 +12,20 @@ from torch.nn import functional
 from replica.parallel.group import TensorParallel
 
 _mkldnn: Any = torch.ops.mkldnn
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x [T, in], weight [out, in], bias [out] → [T, out]
 
 
 class Linear:
     """Weight [out, in], optional bias [out]; x [T, in] → [T, out] in the weight's dtype.
 
     A bfloat16 weight on a CPU is laid out for oneDNN once (1.3–1.8 × as fast as laying it out in each call); the plain copy is
-    then given up. Where oneDNN cannot, and in other dtypes, torch's own matrix multiplication serves.
+    then given up. Where oneDNN cannot, and in other dtypes, torch's own matrix multiplication serves; or `product`, where given.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, product: Product | None = None) -> None:
         self._bias = bias
-        self._packed = pack(weight)
+        self._product = functional.linear if product is None else product
+        self._packed = pack(weight) if product is None else None
         self._weight = weight if self._packed is None else None
 
     @property
@@ -34,14 +37,14 @@ class Linear:
             out: Tensor = _mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
             return out
         assert self._weight is not None
-        return functional.linear(x, self._weight, self._bias)
+        return self._product(x, self._weight, self._bias)
 
 
 class ReducedLinear(Linear):
     """Split along the input (row-parallel): every rank's part of the sum is added up over the group."""
 
-    def __init__(self, weight: Tensor, tp: TensorParallel, bias: Tensor | None = None) -> None:
-        super().__init__(weight, bias if tp.rank == 0 else None)  # a bias is added once
+    def __init__(self, weight: Tensor, tp: TensorParallel, bias: Tensor | None = None, product: Product | None = None) -> None:
+        super().__init__(weight, bias if tp.rank == 0 else None, product)  # a bias is added once
         self._tp = tp
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -57,8 +60,8 @@ class VocabularyHead:
     good as float32.
     """
 
-    def __init__(self, weight: Tensor, tp: TensorParallel) -> None:
-        self._linear = Linear(weight)
+    def __init__(self, weight: Tensor, tp: TensorParallel, product: Product | None = None) -> None:
+        self._linear = Linear(weight, None, product)
         self._tp = tp
 
     @property

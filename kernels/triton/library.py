@@ -43,27 +43,21 @@ def _operator(schema: str, real: Callable[..., Any], fake: Callable[..., Any]) -
 
 def _rope(
     qkv: Tensor,
-    angles: Sequence[Tensor],
+    factors: Sequence[Tensor],
     cache: Tensor,
     tensors: Sequence[Tensor],
     numbers: Sequence[int],
-    norms: Sequence[Tensor],
     epsilon: float,
     cache_scales: Tensor | None,
 ) -> Tensor:
+    """factors: cosine, sine, and where heads are normed the weights of queries and keys."""
+    cosine, sine, *norms = factors
     head_norms = HeadNorms(norms[0], norms[1], epsilon) if norms else None
-    return rope_file.rope_kv_write(qkv, angles[0], angles[1], cache, from_values(tensors, numbers), head_norms, cache_scales)
+    return rope_file.rope_kv_write(qkv, cosine, sine, cache, from_values(tensors, numbers), head_norms, cache_scales)
 
 
 def _rope_fake(
-    qkv: Tensor,
-    angles: Sequence[Tensor],
-    cache: Tensor,
-    tensors: Sequence[Tensor],
-    numbers: Sequence[int],
-    norms: Sequence[Tensor],
-    epsilon: float,
-    cache_scales: Tensor | None,
+    qkv: Tensor, factors: Sequence[Tensor], cache: Tensor, tensors: Sequence[Tensor], numbers: Sequence[int], *rest: Any
 ) -> Tensor:
     kv_heads, _, head_dim = numbers[:3]
     return qkv.new_empty((qkv.shape[0], qkv.shape[1] - 2 * kv_heads * head_dim))
@@ -139,8 +133,8 @@ matmul_batch_invariant = _operator(
     lambda x, weight, bias=None: x.new_empty((x.shape[0], weight.shape[0])),
 )
 rope_kv_write = _operator(
-    "rope_kv_write(Tensor qkv, Tensor[] angles, Tensor(a!) cache, Tensor[] plan, int[] shape, Tensor[] norms, float epsilon,"
-    " Tensor(b!)? cache_scales) -> Tensor",
+    "rope_kv_write(Tensor qkv, Tensor[] factors, Tensor(a!) cache, Tensor[] plan, int[] shape, float epsilon, Tensor(b!)? cache_scales)"
+    " -> Tensor",
     _rope,
     _rope_fake,
 )

@@ -12,7 +12,7 @@ from kernels.batch import CacheLayout, ModelSizes, PagedBatch
 from kernels.reference.quantized_weight import QuantizedWeight
 from kernels.reference.rope_kv_write import HeadNorms
 from kernels.reference.sampling import Sampled, SamplingRows, TokenLists
-from kernels.triton import library, rms_norm, rope_kv_write, silu_mul
+from kernels.triton import library, matmul_batch_invariant, rms_norm, rope_kv_write, silu_mul
 from kernels.triton.attention_plan import plan_attention
 from kernels.triton.attention_tiles import CHUNK_TILES, REDUCE_TILES, SPLIT_TILES
 from kernels.triton.plan_values import PlanValues, to_values
@@ -31,6 +31,7 @@ def check(device: torch.device, sizes: ModelSizes) -> None:
     for table, size in (
         (rms_norm.TILES, sizes.hidden),
         (silu_mul.TILES, sizes.width),
+        (matmul_batch_invariant.TILES, sizes.hidden),
         (rope_kv_write.TILES, sizes.head_dim),
         (SPLIT_TILES, sizes.head_dim),
         (REDUCE_TILES, sizes.head_dim),
@@ -52,8 +53,8 @@ def rope(
     norms: HeadNorms | None = None,
     cache_scales: Tensor | None = None,
 ) -> Tensor:
-    weights, epsilon = ([], 0.0) if norms is None else ([norms.query, norms.key], norms.epsilon)
-    queries: Tensor = library.rope_kv_write(qkv, [cosine, sine], cache, plan.tensors, plan.numbers, weights, epsilon, cache_scales)
+    factors, epsilon = ([cosine, sine], 0.0) if norms is None else ([cosine, sine, norms.query, norms.key], norms.epsilon)
+    queries: Tensor = library.rope_kv_write(qkv, factors, cache, plan.tensors, plan.numbers, epsilon, cache_scales)
     return queries
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.ops import Operators
 from kernels.reference.rope_kv_write import HeadNorms
 from replica.contract.model_files import ModelFiles
-from replica.linear import Linear, ReducedLinear, VocabularyEmbedding, VocabularyHead
+from replica.linear import Linear, Product, ReducedLinear, VocabularyEmbedding, VocabularyHead
 from replica.models.llama import Layer, Llama
 from replica.models.loader_gguf import GgufSource
 from replica.models.loader_safetensors import SafetensorsSource
@@ -32,6 +32,7 @@ class Placement:
     tp: TensorParallel
     operators: Operators
     max_model_len: int  # tokens, for the rotary table
+    product: Product | None = None  # of the linear layers, instead of torch's own
 
 
 def open_source(files: ModelFiles, config: ModelConfig) -> WeightSource:
@@ -45,14 +46,14 @@ def load_model(config: ModelConfig, source: WeightSource, placement: Placement) 
     tp.size too (models.model_config.shard_problem).
     """
     read = _Reader(source, placement)
-    layers = tuple(_load_layer(config, read, index, placement.tp) for index in range(config.num_layers))
+    layers = tuple(_load_layer(config, read, index, placement) for index in range(config.num_layers))
     table = read.rows(EMBEDDING)
     return Llama(
         config=config,
         layers=layers,
         embedding=VocabularyEmbedding(table, placement.tp),
         norm=read.whole(f"{NORM}.weight"),
-        head=VocabularyHead(table if config.tied_embeddings else read.rows(HEAD), placement.tp),
+        head=VocabularyHead(table if config.tied_embeddings else read.rows(HEAD), placement.tp, placement.product),
         rope=rotary_table(config, source, placement.max_model_len, placement.device),
         operators=placement.operators,
     )
@@ -66,7 +67,8 @@ def rotary_table(config: ModelConfig, source: WeightSource, positions: int, devi
     return RotaryTable(frequencies, positions, device, 1.0 if scaling is None else scaling.attention_factor)
 
 
-def _load_layer(config: ModelConfig, read: _Reader, index: int, tp: TensorParallel) -> Layer:
+def _load_layer(config: ModelConfig, read: _Reader, index: int, placement: Placement) -> Layer:
+    tp, product = placement.tp, placement.product
     stem = f"model.layers.{index}"
     attention, mlp = f"{stem}.self_attn", f"{stem}.mlp"
     qkv = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
@@ -76,14 +78,14 @@ def _load_layer(config: ModelConfig, read: _Reader, index: int, tp: TensorParall
         norms = HeadNorms(read.whole(f"{attention}.q_norm.weight"), read.whole(f"{attention}.k_norm.weight"), config.norm_epsilon)
     return Layer(
         attention_norm=read.whole(f"{stem}.input_layernorm.weight"),
-        qkv=Linear(read.rows(*qkv), read.rows(*qkv, kind="bias") if config.qkv_bias else None),
+        qkv=Linear(read.rows(*qkv), read.rows(*qkv, kind="bias") if config.qkv_bias else None, product),
         head_norms=norms,
         attention_out=ReducedLinear(
-            read.columns(f"{attention}.o_proj"), tp, read.whole(f"{attention}.o_proj.bias") if config.output_bias else None
+            read.columns(f"{attention}.o_proj"), tp, read.whole(f"{attention}.o_proj.bias") if config.output_bias else None, product
         ),
         feed_forward_norm=read.whole(f"{stem}.post_attention_layernorm.weight"),
-        gate_up=Linear(read.rows(*gate_up), read.rows(*gate_up, kind="bias") if config.mlp_bias else None),
-        down=ReducedLinear(read.columns(f"{mlp}.down_proj"), tp, read.whole(f"{mlp}.down_proj.bias") if config.mlp_bias else None),
+        gate_up=Linear(read.rows(*gate_up), read.rows(*gate_up, kind="bias") if config.mlp_bias else None, product),
+        down=ReducedLinear(read.columns(f"{mlp}.down_proj"), tp, read.whole(f"{mlp}.down_proj.bias") if config.mlp_bias else None, product),
         window=config.layer_windows[index],
     )
 

@@ -146,8 +146,8 @@ def test_operators_of_attention(triton: Operators, norms: bool) -> None:
     batch = PagedBatch(np.array([5, 0], np.int32), np.array([1, 3], np.int32), np.array([[2, 0], [1, 1]], np.int32))
     plan = triton.plan_attention(batch, LAYOUT, torch.float32, CPU, 3)
     cache, qkv = torch.randn(4, 2, 2, 4, 8), torch.randn(4, (4 + 2 * 2) * 8)
-    weights = [torch.rand(8), torch.rand(8)] if norms else []
-    checked(library.rope_kv_write, qkv, [torch.randn(4, 8), torch.randn(4, 8)], cache, plan.tensors, plan.numbers, weights, 1e-5, None)
+    factors = [torch.randn(4, 8), torch.randn(4, 8), *((torch.rand(8), torch.rand(8)) if norms else ())]
+    checked(library.rope_kv_write, qkv, factors, cache, plan.tensors, plan.numbers, 1e-5, None)
     checked(library.paged_attention, torch.randn(4, 32), cache, plan.tensors, plan.numbers, 0.3, None, None)
 
 

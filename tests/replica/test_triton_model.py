@@ -15,6 +15,7 @@ from kernels.triton import library
 from kernels.triton.attention_plan import AttentionPlan
 from kernels.triton.plan_values import from_values
 from replica.config import EngineConfig
+from replica.contract.model_error import ModelError
 from replica.runner import ModelRunner
 from replica.step import Row, Step
 from tests.kernels import triton_interpreter  # noqa: F401 - for what it installs
@@ -30,9 +31,10 @@ TABLE = (
 )
 
 
-def runner_of(directory: Path, kernels: str, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+def runner_of(directory: Path, kernels: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> ModelRunner:
     monkeypatch.setenv("RANTANG_KERNELS", kernels)
-    config = EngineConfig(model=str(directory), dtype="float32", num_threads=1, block_size=BLOCK, num_gpu_blocks_override=60)
+    plain = {"dtype": "float32", "num_threads": 1, "block_size": BLOCK, "num_gpu_blocks_override": 60}
+    config = EngineConfig.model_validate({"model": str(directory), **plain, **changes})
     runner = ModelRunner(config)
     assert runner.kernels.startswith("Triton" if kernels == "triton" else "torch")
     return runner
@@ -86,13 +88,13 @@ def mixed_step() -> Step:
     return Step(1, rows, ())
 
 
-def hidden_of(runner: ModelRunner) -> torch.Tensor:
+def hidden_of(runner: ModelRunner, step: Step | None = None) -> torch.Tensor:
     from replica.step_inputs import build_inputs
 
     pool = runner._held.pool
     pool.copy_(torch.randn(pool.shape, generator=torch.Generator().manual_seed(5)))
     with torch.inference_mode():
-        return runner.forward_pass.compute(build_inputs(mixed_step(), BLOCK)).hidden
+        return runner.forward_pass.compute(build_inputs(step or mixed_step(), BLOCK)).hidden
 
 
 def test_hidden_states_of_a_mixed_batch(pair: Pair) -> None:
@@ -100,6 +102,24 @@ def test_hidden_states_of_a_mixed_batch(pair: Pair) -> None:
     assert float((ours - right).norm() / right.norm()) < 1e-5
     written = pair.triton._held.pool - pair.torch._held.pool
     assert float(written.norm() / pair.torch._held.pool.norm()) < 1e-5, "and what was written to the pages"
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_a_row_alone_has_the_bits_of_the_row_in_a_batch(
+    invariant: bool, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With batch_invariant; without it torch's product of one row is not that of many, or the test would show nothing."""
+    directory = write_family(tmp_path_factory.mktemp("invariant"), "llama", num_hidden_layers=1, hidden_size=192, intermediate_size=384)
+    runner = runner_of(directory, "triton", monkeypatch, batch_invariant=invariant)
+    together = hidden_of(runner)
+    alone = hidden_of(runner, Step(1, mixed_step().rows[:1], ()))
+    assert torch.equal(alone[0], together[0]) == invariant
+
+
+def test_batch_invariance_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = write_family(tmp_path_factory.mktemp("refused"), "llama")
+    with pytest.raises(ModelError, match=r"batch_invariant holds for one rank with Triton's kernels or the C\+\+ step; here 1 of torch"):
+        runner_of(directory, "reference", monkeypatch, batch_invariant=True)
 
 
 @contextmanager
