@@ -50,6 +50,7 @@ class Operators:
     linear_quantized: Callable[[Tensor, QuantizedWeight, Tensor | None], Tensor]
     fused_moe: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
     sampling: Callable[[Tensor, SamplingRows, int], Sampled]
+    draws: bool  # whether `sampling` serves; the host's own draws are faster than the reference's
 
 
 REFERENCE = Operators(
@@ -67,6 +68,7 @@ REFERENCE = Operators(
     linear_quantized,
     fused_moe,
     sampling,
+    draws=False,
 )
 
 
@@ -107,6 +109,7 @@ def _triton(device: torch.device) -> Operators:
         operators.linear_quantized,
         library.fused_moe,
         operators.sampling,
+        draws=True,
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.ops import use_threads
 from replica.config import EngineConfig
 from replica.contract.messages import EngineLimits
+from replica.device_sampler import sample_on_device
 from replica.forward import Computed, Forward, last_tokens
 from replica.held_model import OnStage, Stages, hold_model
 from replica.parallel.group import SingleRank, TensorParallel
@@ -109,7 +110,11 @@ class ModelRunner:
         if self._tp.rank:
             return dict(zip(inputs.drawing, check_finite(computed.logits), strict=True))
         draws = [draw for index in inputs.drawing if (draw := step.rows[index].draw) is not None]
-        drawn = sample(computed.logits.cpu(), draws, self.eos_token_ids, computed.best)
+        operators = self._held.operators
+        if computed.best is None and operators.draws:
+            drawn = sample_on_device(operators.sampling, computed.logits, draws, self.eos_token_ids)
+        else:
+            drawn = sample(computed.logits.cpu(), draws, self.eos_token_ids, computed.best)
         return dict(zip(inputs.drawing, drawn, strict=True))
 
     def _finish(self, row: Row, index: int, hidden: Tensor, inputs: StepInputs, outcome: Outcome) -> Outcome:

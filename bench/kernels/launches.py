@@ -77,6 +77,6 @@ def compile_launch(launch: Launch, architecture: str) -> Any:
     return triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=parsed.__dict__)
 
 
-@triton.jit
-def _probe():
+@triton.jit  # type: ignore[untyped-decorator]
+def _probe() -> None:
     """Tells whether this process compiles or interprets."""

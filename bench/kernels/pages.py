@@ -58,7 +58,7 @@ def with_tables(text: str, tables: Sequence[TileTable]) -> str:
         found = re.compile(rf"<!-- tiles of {re.escape(table.kernel)} -->.*?<!-- end of tiles -->", re.DOTALL)
         made = table_of(table)
         if found.search(text):
-            text = found.sub(lambda _, made=made: made, text)
+            text = found.sub(made.replace("\\", r"\\"), text)
         else:
             heading = "" if "## Tile tables" in text else "\n## Tile tables\n"
             text = f"{text.rstrip()}\n{heading}\n{table.kernel}:\n\n{made}\n"

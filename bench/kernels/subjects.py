@@ -101,10 +101,10 @@ def to_measure() -> Iterator[Subject]:
         yield attention(Rows(((4095, 1),) * 64, form=form), BF16)
     for rows in (((0, 2048),), ((0, 8192),), ((6144, 2048),), ((0, 512),) * 16, ((4096, 512), *((2047, 1),) * 64)):
         yield attention(Rows(rows), BF16)
-    for rows in (1, 8, 32):
+    for tokens in (1, 8, 32):
         for form in ("int8", "fp8", "int4"):
-            yield quantized(form, rows, HIDDEN, HIDDEN, BF16)
-        yield experts(rows, 8, 2, HIDDEN, WIDTH, BF16)
+            yield quantized(form, tokens, HIDDEN, HIDDEN, BF16)
+        yield experts(tokens, 8, 2, HIDDEN, WIDTH, BF16)
     yield copies(16, 32, 2 * 8 * 16 * 128, BF16)
     for asking in (GREEDY, DRAWN, FILTERED, EVERYTHING):
         yield sampler(64, VOCAB, asking)

@@ -52,7 +52,7 @@ class DeviceTimer:
     """By CUDA events around the replay of one graph of all calls; eagerly where a call cannot be captured."""
 
     def times_s(self, calls: Sequence[Callable[[], object]], repeats: int) -> tuple[list[float], bool]:
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for call in calls:  # compiles, fills caches of tiles
@@ -74,11 +74,16 @@ def _captured(calls: Sequence[Callable[[], object]]) -> tuple[Callable[[], objec
     except Exception:
         torch.cuda.synchronize()
         return lambda: [call() for call in calls], False
-    return lambda: (graph.replay(), kept)[0], True
+
+    def replay() -> list[object]:
+        graph.replay()
+        return kept
+
+    return replay, True
 
 
 def _timed(run: Callable[[], object]) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     run()
     end.record()

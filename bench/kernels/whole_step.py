@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.kernels.timing import Ceilings, Measured, Timer
 from kernels.batch import CacheLayout, PagedBatch
-from kernels.ops import Operators
+from kernels.ops import Operators, Plan
 from replica.linear import Linear, ReducedLinear, VocabularyEmbedding, VocabularyHead
 from replica.models.llama import Layer, Llama
 from replica.models.model_config import ModelConfig
@@ -78,7 +78,7 @@ def make_model(sizes: Sizes, operators: Operators, place: torch.device, context:
     rope = RotaryTable(rope_frequencies(sizes.dim, config.rope_theta), context, place)
 
     def matrix(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, device=place, dtype=torch.bfloat16) * columns**-0.5
+        return torch.randn(rows, columns, device=place, dtype=torch.bfloat16).mul_(columns**-0.5)
 
     def ones() -> Tensor:
         return torch.ones(sizes.hidden, device=place, dtype=torch.bfloat16)
@@ -113,7 +113,7 @@ def step_of(model: Llama, shape: StepShape, sizes: Sizes, place: torch.device) -
     batch = PagedBatch(np.full(shape.rows, shape.context, np.int32), np.full(shape.rows, shape.count, np.int32), tables)
     layout = CacheLayout(sizes.kv_heads, PAGE, sizes.dim)
     pool = torch.zeros((sizes.layers, shape.rows * pages, 2, sizes.kv_heads, PAGE, sizes.dim), dtype=torch.bfloat16, device=place)
-    plans = {None: model.operators.plan_attention(batch, layout, torch.bfloat16, place, None)}
+    plans: dict[int | None, Plan] = {None: model.operators.plan_attention(batch, layout, torch.bfloat16, place, None)}
     positions = torch.from_numpy(batch.positions.astype(np.int64)).to(place)
     ids = torch.arange(positions.numel(), device=place) % sizes.vocab
     last = torch.from_numpy(np.cumsum(batch.counts) - 1).to(place)

@@ -100,8 +100,10 @@ def _sampling(
     banned: Sequence[Tensor],
     top_logprobs: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    lists = [TokenLists(*each) if each else None for each in (bias, banned)]
-    done = sampling_file.sampling(logits, SamplingRows(numbers, counts, *masks, *lists), top_logprobs)
+    biases, bans = (TokenLists(*each) if each else None for each in (bias, banned))
+    allowed, prompt_seen, output_counts = masks
+    rows = SamplingRows(numbers, counts, allowed, prompt_seen, output_counts, biases, bans)
+    done = sampling_file.sampling(logits, rows, top_logprobs)
     return done.tokens, done.statuses, done.logprobs, done.top_tokens, done.top_logprobs
 
 

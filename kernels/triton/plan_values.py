@@ -37,7 +37,7 @@ def to_values(plan: AttentionPlan) -> PlanValues:
 
 
 def from_values(tensors: Sequence[Tensor], numbers: Sequence[int]) -> AttentionPlan:
-    starts, ends, tables, slots, *others = tensors
+    starts, ends, tables, slots, rows, indices, reduced_rows, reduced_firsts, chunk_rows, chunk_firsts = tensors
     kv_heads, block_size, head_dim, window, page_limit, split_tokens, chunk_tokens = numbers
     return AttentionPlan(
         CacheLayout(kv_heads, block_size, head_dim),
@@ -47,6 +47,6 @@ def from_values(tensors: Sequence[Tensor], numbers: Sequence[int]) -> AttentionP
         ends,
         tables,
         slots,
-        Decodes(split_tokens, *others[:4]),
-        Chunks(*others[4:], chunk_tokens),
+        Decodes(split_tokens, rows, indices, reduced_rows, reduced_firsts),
+        Chunks(chunk_rows, chunk_firsts, chunk_tokens),
     )

@@ -13,7 +13,7 @@ from kernels.ops import Operators
 from kernels.triton.tiles import EVERYWHERE, FLOATS, Tile, TileRow, TileTable
 from tests.kernels import triton_interpreter  # noqa: F401 - kernels are interpreted here
 
-OTHERS = {"name", "title", "check", "plan_attention"}  # fields of Operators that are no kernels
+OTHERS = {"name", "title", "check", "plan_attention", "draws"}  # fields of Operators that are no kernels
 TABLE = TileTable("toy", (TileRow(EVERYWHERE, FLOATS, Tile(n=64)), TileRow(("sm_90",), (torch.float16,), Tile(m=16, warps=8), 128)))
 
 
