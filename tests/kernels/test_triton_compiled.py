@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -28,7 +29,21 @@ FINE = Resources(registers=100, stack_bytes=0, shared_bytes=65_536, matrix={"HGM
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, Any]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Compiled once, also where several processes share the tests."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return compile_everything()
+    shared = tmp_path_factory.getbasetemp().parent
+    with (shared / "compiled.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = shared / "compiled.json"
+        if not path.exists():
+            path.write_text(json.dumps(compile_everything()))
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+
+def compile_everything() -> dict[str, Any]:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.kernels.compiled_gate"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False, env=environment)
