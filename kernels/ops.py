@@ -119,9 +119,11 @@ def wanted_kernels() -> str:
 
 
 def choose_device(local_rank: int = 0) -> torch.device:
-    """The accelerator of this rank where there is one, else the CPU."""
+    """The accelerator of this rank where there is one, else the CPU. It becomes the calling thread's own, where kernels are launched."""
     if torch.cuda.is_available():
-        return torch.device("cuda", local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
     return torch.device("cpu")
 
 

@@ -29,7 +29,7 @@ def read_baseline(path: Path) -> Table:
 
 def write_baseline(path: Path, table: Table) -> None:
     path.parent.mkdir(exist_ok=True)
-    lines = (f"{json.dumps(name)}: {json.dumps(asdict(table[name]), sort_keys=True)}" for name in sorted(table))
+    lines = (f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(asdict(table[name]), sort_keys=True)}" for name in sorted(table))
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

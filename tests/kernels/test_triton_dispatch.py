@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernels.batch import CacheLayout, ModelSizes, PagedBatch
-from kernels.ops import REFERENCE, KernelError, Operators, choose_operators
+from kernels.ops import REFERENCE, KernelError, Operators, choose_device, choose_operators
 from kernels.reference.quantized_weight import quantize_int4
 from kernels.reference.rope_kv_write import HeadNorms
 from kernels.reference.sampling import SamplingRows
@@ -57,6 +57,13 @@ def test_a_gpu_is_served_by_triton_unless_told_otherwise(monkeypatch: pytest.Mon
     monkeypatch.setenv("RANTANG_KERNELS", "cuda")
     with pytest.raises(KernelError, match=r"unknown kernels \(known: cpu, reference, triton\)"):
         choose_operators(CUDA)
+
+
+def test_a_rank_launches_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[torch.device] = []
+    for name, value in (("is_available", lambda: True), ("device_count", lambda: 4), ("set_device", used.append)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    assert choose_device(6) == torch.device("cuda", 2) and used == [torch.device("cuda", 2)]
 
 
 @pytest.mark.parametrize(
