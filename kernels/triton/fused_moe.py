@@ -26,7 +26,7 @@ TILES = TileTable(
     (
         TileRow(("sm_90", "sm_100"), HALVES, Tile(m=64, n=64, k=64, warps=4, stages=4)),
         TileRow(("sm_80", "gfx942"), HALVES, Tile(m=64, n=64, k=32, warps=4, stages=2)),
-        TileRow(EVERYWHERE, (torch.float32,), Tile(m=64, n=32, k=32, warps=4, stages=2)),
+        TileRow(EVERYWHERE, (torch.float32,), Tile(m=32, n=32, k=32, warps=4, stages=2)),
     ),
 )
 DOWN_TILES = TileTable(
@@ -34,7 +34,7 @@ DOWN_TILES = TileTable(
     (
         TileRow(NVIDIA, HALVES, Tile(m=64, n=128, k=64, warps=4, stages=3)),
         TileRow(("gfx942",), HALVES, Tile(m=64, n=128, k=64, warps=4, stages=2)),
-        TileRow(EVERYWHERE, (torch.float32,), Tile(m=64, n=32, k=32, warps=4, stages=2)),
+        TileRow(EVERYWHERE, (torch.float32,), Tile(m=32, n=32, k=32, warps=4, stages=2)),
     ),
 )
 COMBINE_COLUMNS = 1024

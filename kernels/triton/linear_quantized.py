@@ -30,7 +30,7 @@ TILES = TileTable(
         TileRow(EVERYWHERE, (torch.float32,), Tile(m=16, n=PANEL_ROWS, k=GROUP_SIZE, split=512, warps=4, stages=2)),
     ),
 )
-JOIN_COLUMNS = 256
+JOIN_COLUMNS = 512
 GROUP = tl.constexpr(GROUP_SIZE)
 HALF = tl.constexpr(GROUP_SIZE // 2)
 PANEL = tl.constexpr(PANEL_ROWS)

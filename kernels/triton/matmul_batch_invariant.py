@@ -23,7 +23,7 @@ TILES = TileTable(
         TileRow(("sm_90", "sm_100"), HALVES, Tile(m=128, n=128, k=64, warps=8, stages=4)),
         TileRow(("sm_80",), HALVES, Tile(m=128, n=128, k=32, warps=8, stages=4)),
         TileRow(("gfx942",), HALVES, Tile(m=128, n=128, k=64, warps=8, stages=2)),
-        TileRow(EVERYWHERE, (torch.float32,), Tile(m=64, n=64, k=32, warps=8, stages=2)),
+        TileRow(EVERYWHERE, (torch.float32,), Tile(m=64, n=64, k=16, warps=8, stages=3)),
     ),
 )
 GROUP_M = 8  # tiles of rows that share a column of weights while both are in the cache

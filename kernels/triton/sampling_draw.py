@@ -143,7 +143,8 @@ def finish_kernel(
         filled = chunk < tl.where(is_filtered(numbers, counts, row, vocab), 1, chunks)
         totals = tl.load(drawn + row * chunks + chunk, mask=filled, other=float("-inf"))
         candidates = tl.load(drawn_tokens + row * chunks + chunk, mask=filled, other=0x7FFFFFFF)
-        token = tl.min(tl.where(totals == tl.max(totals, axis=0), candidates, 0x7FFFFFFF), axis=0)
+        drawn_token = tl.min(tl.where(totals == tl.max(totals, axis=0), candidates, 0x7FFFFFFF), axis=0)
+        token = tl.where(drawn_token < vocab, drawn_token, token)  # a temperature that is NaN draws nothing
     logit = tl.load(logits + row * vocab + token).to(tl.float32)
     logprob = logit - tl.load(normalizers + row)
     tl.store(tokens + row, token.to(tl.int64))

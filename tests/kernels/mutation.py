@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,5 +17,6 @@ def mutated(module: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     made = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = made  # dataclasses look themselves up there
     spec.loader.exec_module(made)
     return made
