@@ -93,8 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         table = gather(architectures, frozenset(filter(None, args.kernels.split(","))), few=args.few, jobs=args.jobs)
     if args.write:
         write_baseline(path, {**(read_baseline(path) if path.exists() else {}), **table})
-        print(f"{len(table)} kernels written to {path}")
-        return 0
+        lines = problems(table, table, names_expected_wide(architectures))
+        print("\n".join([*lines, f"{len(table)} kernels written to {path}, {len(lines)} problems"]))
+        return 1 if lines else 0
     baseline: dict[str, Resources] = read_baseline(path) if path.exists() else {}
     lines = problems(table, baseline, names_expected_wide(architectures))
     print("\n".join([*lines, f"{len(table)} kernels compiled with triton {triton.__version__}, {len(lines)} problems"]))

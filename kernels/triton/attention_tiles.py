@@ -20,7 +20,7 @@ CHUNK_TILES = TileTable(
     "paged_attention (prefill)",
     (
         TileRow(("sm_90", "sm_100"), HALVES, Tile(m=128, n=64, warps=8, stages=3), size_max=128),
-        TileRow(("sm_90", "sm_100"), HALVES, Tile(m=128, n=64, warps=8, stages=2), size_max=256),
+        TileRow(("sm_90", "sm_100"), HALVES, Tile(m=128, n=32, warps=8, stages=2), size_max=256),
         TileRow(("sm_80", "gfx942"), HALVES, Tile(m=64, n=32, warps=4, stages=3), size_max=128),
         TileRow(("sm_80", "gfx942"), HALVES, Tile(m=64, n=32, warps=8, stages=2), size_max=256),
         TileRow(EVERYWHERE, (torch.float32,), Tile(m=32, n=16, warps=8, stages=2), size_max=128),
