@@ -137,7 +137,7 @@ class Engine:
         plan = self._scheduler.plan(self.step_time.coefficients)
         if plan is None:
             return None
-        for request in plan.requests:
+        for request in plan.requests[plan.shape.decodes :]:
             if request.history.first_scheduled_s is None:
                 request.history.first_scheduled_s = now
                 request.history.cached_tokens = min(request.computed, request.terms.prompt_length)
@@ -159,7 +159,7 @@ class Engine:
         else:
             self._take_apart(plan, error)
         self.roster.kv.end_step()
-        tokens = sum(len(row.tokens) for row in step.rows)
+        tokens = plan.shape.decodes + plan.shape.prefill_tokens
         return self._output(rows=len(step.rows), tokens=tokens, duration_s=duration_s, error=error)
 
     def flush(self) -> EngineOutput | None:

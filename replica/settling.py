@@ -25,9 +25,10 @@ def settle(plan: Plan, result: StepResult, kv: KvManager, departures: Departures
     Rows of requests that were cancelled meanwhile count for nothing: their blocks are gone, and were never findable.
     """
     size = kv.block_size
+    running = State.RUNNING
     tell = departures.outbox.tokens
     for request, row, outcome in zip(plan.requests, plan.step.rows, result.outcomes, strict=True):
-        if request.state is not State.RUNNING:
+        if request.state is not running:
             continue
         if outcome.error:
             departures.end(request, FinishReason.ERROR, error=outcome.error)

@@ -24,7 +24,7 @@ class Starting:
         self._builder = builder
         self._budget = budget
         self._forecast: Forecast | None = None
-        self._least_urgent = max((request.priority for request in roster.running), default=0)
+        self._least_urgent: int | None = None  # the priority, once asked for
         self._stood_back: set[int] = set()  # numbers; membership only
 
     def start_short(self, partial: list[Request]) -> None:
@@ -97,12 +97,15 @@ class Starting:
         roster = self._roster
         if match.needed > roster.kv.pool.available:
             return False
+        if self._least_urgent is None:
+            self._least_urgent = max((other.priority for other in roster.running), default=request.priority)
         if not roster.running or self._least_urgent > request.priority:
             return True
         return self._everyone().fits(request, match.needed)
 
     def _start(self, request: Request, match: Match) -> None:
         self._everyone().add(request, match.needed)
+        assert self._least_urgent is not None, "nobody starts without having been looked at"
         self._least_urgent = max(self._least_urgent, request.priority)
         copy = self._roster.start(request, match)
         if copy is not None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -35,8 +36,7 @@ class Draw:
     mask: TokenMask | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, gc=False):  # made by the thousand a step: a sixth of a dataclass's time, unseen by the collector
     """One request's part of a step: compute `tokens` at positions start, start+1, … over the pages `blocks`.
 
     `blocks` covers positions 0 … start+len(tokens)-1 (page i holds positions i·block_size …); it is the request's own
@@ -67,8 +67,7 @@ class Step:
     copies: tuple[BlockCopy, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """What a row brought, in the order of Step.rows.
 
     `token` is None when the row draws nothing. `error` fails this request alone. `scores[i]` is the log probability of
