@@ -20,6 +20,7 @@ import msgspec
 from replica.config import EngineConfig
 from replica.contract.messages import Bounce, BounceReason, EngineLimits, FinishReason, GenerateRequest, KvEvent, LoadReport, TokenDelta
 from replica.departures import Departures
+from replica.expectation import can_be_expected, expect, expect_nothing
 from replica.intake import Intake, MaskOf
 from replica.kv_manager import KvManager
 from replica.ledger import Ledger
@@ -77,6 +78,8 @@ class Engine:
         self._intake = Intake(self._limits, policy, model_name, revision, runner.eos_token_ids, mask_of)
         self._departures = Departures(self.roster, self.ledger, self._outbox)
         self._current: tuple[Plan, float] | None = None  # the step that runs, and when it began
+        self._expected = False  # the next one has been planned already
+        self._always_ahead = bool(config.async_scheduling)
         self._progress = 0
 
     @property
@@ -121,6 +124,8 @@ class Engine:
         step = self.plan()
         if step is None:
             return self.flush()
+        if self._always_ahead:
+            self.plan_ahead()
         try:
             result = self._runner.execute(step)
         except RunnerLost:
@@ -144,20 +149,33 @@ class Engine:
         self._current = (plan, self._clock())
         return plan.step
 
+    def plan_ahead(self) -> None:
+        """While a step runs: plan the next one as far as it can be foreseen; `plan` will correct it. Never needed, and idempotent."""
+        assert self._current is not None, "no step runs"
+        plan = self._current[0]
+        if not self._expected and can_be_expected(plan) and self._scheduler.can_plan_ahead():
+            expect(plan)
+            self._expected = True
+            self._scheduler.plan_ahead(self.step_time.coefficients)
+
     def settle(self, step: Step, result: StepResult | Exception) -> EngineOutput:
         """Take in what the planned step brought, or that it raised."""
         assert self._current is not None and self._current[0].step is step, "this step was not planned last"
         plan, began_s = self._current
+        expected, self._expected = self._expected, False
         self._current = None
         duration_s = self._clock() - began_s
         self._progress += 1
         self._departures.drain_cancels()
         error = failure_of(plan, result)
         if isinstance(result, StepResult) and not error:
-            settle(plan, result, self.roster.kv, self._departures, vocab_size=self._limits.vocab_size)
+            settle(plan, result, self.roster.kv, self._departures, vocab_size=self._limits.vocab_size, expected=expected)
             self.step_time.observe(plan.shape, duration_s)
         else:
+            if expected:
+                expect_nothing(plan)
             self._take_apart(plan, error)
+            self._scheduler.drop_ahead()
         self.roster.kv.end_step()
         tokens = plan.shape.decodes + plan.shape.prefill_tokens
         return self._output(rows=len(step.rows), tokens=tokens, duration_s=duration_s, error=error)

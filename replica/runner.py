@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -76,16 +77,28 @@ class ModelRunner:
         """Of weights and KV."""
         return self._held.dtype
 
-    @torch.inference_mode()
+    @property
+    def overlaps(self) -> bool:
+        """A GPU computes what it was told to while the host goes on."""
+        return self._pool.device.type != "cpu"
+
     def execute(self, step: Step) -> StepResult:
         """On ranks > 0 the same computation without the draws: outcomes carry no token."""
+        return self.begin(step)()
+
+    @torch.inference_mode()
+    def begin(self, step: Step) -> Callable[[], StepResult]:
+        """The forward pass; the call it returns draws, and waits for the logits where a GPU computes them."""
         self._use_threads()
-        if not step.rows:
-            self._copy_blocks(step)
-            return StepResult(step.step_id, ())
-        inputs = build_inputs(step, self._limits.block_size)
         self._copy_blocks(step)
+        if not step.rows:
+            return lambda: StepResult(step.step_id, ())
+        inputs = build_inputs(step, self._limits.block_size)
         computed = self._held.forward.compute(inputs)
+        return lambda: self._end(step, inputs, computed)
+
+    @torch.inference_mode()
+    def _end(self, step: Step, inputs: StepInputs, computed: Computed) -> StepResult:
         hidden = computed.hidden
         found = {**_broken(hidden, inputs), **self._sample(step, inputs, computed)}
         outcomes = [self._finish(row, index, hidden, inputs, found.get(index, Outcome())) for index, row in enumerate(step.rows)]

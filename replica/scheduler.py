@@ -6,6 +6,8 @@ requests. What decides each of these is in making_room, chunk_budget and startin
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from replica.chunk_budget import ChunkBudget
 from replica.chunks import add_chunk
 from replica.contract.messages import StepTimeCoefficients
@@ -20,6 +22,15 @@ from replica.step import Row
 from replica.victim import choose_latest, choose_victim
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A step in the making, and what may still be added to it."""
+
+    builder: PlanBuilder
+    starting: Starting
+    changes: int  # of the roster, that it knows of
+
+
 class Scheduler:
     """Plans steps over `roster` within `budget_tokens` a step."""
 
@@ -28,20 +39,27 @@ class Scheduler:
         self._policy = policy
         self._budget_tokens = budget_tokens
         self._plain = None if policy.batching == "adaptive" else PlainBatching(roster, policy)
+        self._ahead: Draft | None = None  # the step after the one that runs
 
     def plan(self, coefficients: StepTimeCoefficients) -> Plan | None:
         """The next step, or None when there is nothing to do."""
-        self._roster.step_id += 1
-        suspect = self._roster.next_suspect()
-        if suspect is not None:
-            builder = self._alone(suspect, coefficients)
-        elif self._plain is not None:
-            builder = self._plainly(self._plain, coefficients)
-        else:
-            builder = self._together(coefficients)
-        return builder.build(self._roster.step_id)
+        builder = self._caught_up()
+        if builder is None:
+            self._begin()
+            suspect = self._roster.next_suspect()
+            if suspect is not None:
+                builder = self._alone(suspect, coefficients)
+            elif self._plain is not None:
+                builder = self._plainly(self._plain, coefficients)
+            else:
+                builder = self._together(coefficients).builder
+        plan = builder.build(self._roster.step_id)
+        if plan is None:
+            self._roster.kv.drop_step()
+        return plan
 
-    def _together(self, coefficients: StepTimeCoefficients) -> PlanBuilder:
+    def _together(self, coefficients: StepTimeCoefficients) -> Draft:
+        """Decodes first, then who is partly computed, then who waits."""
         roster, policy = self._roster, self._policy
         if policy.by_priority and roster.waiting:
             make_room_for_urgent(roster)
@@ -62,7 +80,45 @@ class Scheduler:
                 add_chunk(builder, budget, roster.kv, request, policy.chunk_tokens_max)
         if roster.waiting and not short_of_pages:
             starting.start_in_order()
-        return builder
+        return Draft(builder, starting, roster.changes)
+
+    # --- one step ahead: while a step runs the next one is planned, as if every row brought a token and nobody left --------
+
+    def plan_ahead(self, coefficients: StepTimeCoefficients) -> None:
+        """Plan the step after the one that runs; call only if `can_plan_ahead`. `plan` gives it out once it has caught up."""
+        self._begin()
+        self._ahead = self._together(coefficients)
+
+    def can_plan_ahead(self) -> bool:
+        """Nobody has to yield, which is decided by what is known then, and the step after has no order of its own."""
+        roster = self._roster
+        urgent = self._policy.by_priority and len(roster.waiting) > 0
+        return self._plain is None and not urgent and roster.next_suspect() is None and roster.kv.pool.available >= len(roster.running)
+
+    def drop_ahead(self) -> None:
+        """The step that ran has failed, and so nothing that was built on it counts: whoever runs begins anew."""
+        if self._ahead is not None:
+            self._ahead = None
+            self._roster.kv.drop_step()
+            self._roster.begin_anew()
+
+    def _caught_up(self) -> PlanBuilder | None:
+        """The step planned ahead without those who have left since, with those who can start now; None if there is no such step."""
+        draft, self._ahead = self._ahead, None
+        if draft is None:
+            return None
+        draft.builder.catch_up()
+        if not len(draft.builder):  # nobody is left: what made it small does not bind the next one
+            self._roster.kv.drop_step()
+            return None
+        draft.starting.start_again(draft.changes)
+        return draft.builder
+
+    def _begin(self) -> None:
+        self._roster.step_id += 1
+        self._roster.kv.begin_step()
+
+    # --- what the parts are made of --------------------------------------------------------------------------------------
 
     def _plainly(self, batching: PlainBatching, coefficients: StepTimeCoefficients) -> PlanBuilder:
         """The same three parts as the baselines do them: no step-time model, no skip-ahead, no forecast."""

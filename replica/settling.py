@@ -19,10 +19,11 @@ def failure_of(plan: Plan, result: StepResult | Exception) -> str:
     return ""
 
 
-def settle(plan: Plan, result: StepResult, kv: KvManager, departures: Departures, *, vocab_size: int) -> None:
+def settle(plan: Plan, result: StepResult, kv: KvManager, departures: Departures, *, vocab_size: int, expected: bool = False) -> None:
     """Every row: computed tokens count, full blocks become findable, the drawn token goes out. The other hot loop.
 
-    Rows of requests that were cancelled meanwhile count for nothing: their blocks are gone, and were never findable.
+    `expected`: the tokens have their places already (replica.expectation). Rows of requests that were cancelled meanwhile
+    count for nothing: their blocks are gone, and were never findable.
     """
     size = kv.block_size
     running = State.RUNNING
@@ -48,7 +49,10 @@ def settle(plan: Plan, result: StepResult, kv: KvManager, departures: Departures
         if token is None or not 0 <= token < vocab_size:
             departures.end(request, FinishReason.ERROR, error=f"the runner drew {token}, which is no token")
             continue
-        request.tokens.append(token)
+        if expected:
+            request.tokens[-1] = token
+        else:
+            request.tokens.append(token)
         request.output_ids.append(token)
         reason = ending_of(request, token)
         if reason is None:

@@ -56,6 +56,13 @@ class Starting:
         """Before the partly computed go on: whoever is more urgent than all of them."""
         self.start_in_order(below=min(request.priority for request in partial))
 
+    def start_again(self, since: int) -> None:
+        """The step before has been settled: who may start now, if anybody came or left after change number `since`, or stood back."""
+        if self._roster.waiting and (self._stood_back or self._roster.changes != since):
+            self._forecast = self._least_urgent = None
+            self._stood_back.clear()
+            self.start_in_order()
+
     def start_in_order(self, below: int | None = None) -> None:
         """As many as there are slots, budget, pages and partial prefills for; only priorities `below`, if given."""
         roster, budget = self._roster, self._budget

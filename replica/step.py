@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -104,3 +104,17 @@ class Runner(Protocol):
     def execute(self, step: Step) -> StepResult: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class AsynchronousRunner(Protocol):
+    """A Runner whose device may compute by itself meanwhile."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it does; else `begin` computes before it returns."""
+        ...
+
+    def begin(self, step: Step) -> Callable[[], StepResult]:
+        """Tell the device what to do; the call it returns waits for the result, and must be made before the next `begin`."""
+        ...
