@@ -175,7 +175,6 @@ class Engine:
             if expected:
                 expect_nothing(plan)
             self._take_apart(plan, error)
-            self._scheduler.drop_ahead()
         self.roster.kv.end_step()
         tokens = plan.shape.decodes + plan.shape.prefill_tokens
         return self._output(rows=len(step.rows), tokens=tokens, duration_s=duration_s, error=error)

@@ -82,10 +82,6 @@ class Roster:
             if request.state is State.RUNNING:
                 request.history.suspect_until = row.start + len(row.tokens)
                 self._suspects.append(request)
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Everybody who runs goes back to the queue; that is no preemption: nobody was the cause of it."""
         for request in list(self.running):
             self.release(request, State.PREEMPTED)
             self.waiting.add(request)

@@ -95,15 +95,11 @@ class Scheduler:
         urgent = self._policy.by_priority and len(roster.waiting) > 0
         return self._plain is None and not urgent and roster.next_suspect() is None and roster.kv.pool.available >= len(roster.running)
 
-    def drop_ahead(self) -> None:
-        """The step that ran has failed, and so nothing that was built on it counts: whoever runs begins anew."""
-        if self._ahead is not None:
-            self._ahead = None
-            self._roster.kv.drop_step()
-            self._roster.begin_anew()
-
     def _caught_up(self) -> PlanBuilder | None:
-        """The step planned ahead without those who have left since, with those who can start now; None if there is no such step."""
+        """The step planned ahead without those who have left since, with those who can start now; None if there is no such step.
+
+        After a step that failed everybody in it has left, and the same holds.
+        """
         draft, self._ahead = self._ahead, None
         if draft is None:
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import ssl
 import time
 from collections.abc import Callable
@@ -216,8 +215,6 @@ class ReplicaServer:
         loop = EngineLoop(engine, runner, lambda delivery: link.deliver(delivery), thread=thread, ahead=ahead)
         link = LinkServer(me, loop.inbox, engine.load(), self._secret, limits=self._link_limits, tls=self._tls)
         address = await link.start(self._host)
-        gc.collect()
-        gc.freeze()  # model and libraries stay: a collection in the middle of a step need not look at them
         loop.start()
         return _Parts(runner, engine, loop, link, address)
 

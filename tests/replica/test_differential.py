@@ -87,6 +87,14 @@ def test_among_strangers(subject: Subject) -> None:
     assert subject.differ(lab.with_strangers(subject.runner, lab.Setting(budget=24, blocks=60))) == []
 
 
+def test_one_step_ahead(subject: Subject) -> None:
+    """Each step is planned while the one before runs, in a pool where that cannot always be; with strangers, and preempted at will."""
+    setting = lab.Setting(budget=24, blocks=40, engine=(("async_scheduling", True),))
+    assert subject.differ(lab.with_strangers(subject.runner, setting)) == []
+    answers, preemptions = lab.preempted_at_will(subject.runner, seed=2, setting=setting)
+    assert subject.differ(answers) == [] and preemptions > 10
+
+
 @pytest.mark.slow
 def test_everything_at_every_size(subject: Subject) -> None:
     """Every chunk, every pool from the least that holds the longest request, every policy, many preemptions and moves."""
@@ -99,6 +107,9 @@ def test_everything_at_every_size(subject: Subject) -> None:
     for seed in range(20):
         assert subject.differ(lab.preempted_at_will(subject.runner, seed)[0]) == [], seed
         assert subject.differ(lab.moved(subject.runner, seed + 1)[0]) == [], seed
+    for budget, blocks in product((5, 16, 33, 64), (20, 40, 120)):
+        ahead = lab.Setting(budget=budget, blocks=blocks, engine=(("async_scheduling", True),))
+        assert subject.differ(lab.with_strangers(subject.runner, ahead)) == [], (budget, blocks)
 
 
 # --- controls: with each guard off, the harness must see it -----------------------------------------------------------
