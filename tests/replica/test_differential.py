@@ -17,7 +17,8 @@ from replica.step_inputs import StepInputs
 from tests.replica import differential as lab
 from tests.replica.tiny_families import FAMILIES, write_family
 
-CHUNKS = (1, 2, 3, 7, 16, 17, 33)
+CHUNKS = (1, 7, 17)  # of every architecture: a token, less than two blocks, more than four
+OTHER_CHUNKS = (2, 3, 16, 33)
 POLICIES = tuple(product(get_args(Batching), get_args(EngineConfig.model_fields["scheduling_policy"].annotation), (True, False)))
 
 
@@ -47,7 +48,10 @@ def test_the_table_is_worth_running(subject: Subject) -> None:
     assert len({answer[:4] for answer in subject.expected}) == len(lab.TABLE), "no two requests are answered alike"
     assert all(len(set(answer)) > 2 for answer in subject.expected)
     assert len(subject.expected[-1]) < 11, "one ends by a stop id"
-    assert lab.alone(subject.runner) == subject.expected
+
+
+def test_the_same_twice(mistral: Subject) -> None:
+    assert lab.alone(mistral.runner) == mistral.expected
 
 
 def test_warm(subject: Subject) -> None:
@@ -71,6 +75,11 @@ def test_preempted_and_moved(subject: Subject) -> None:
 @pytest.mark.parametrize("budget", CHUNKS)
 def test_chunked(subject: Subject, budget: int) -> None:
     assert subject.differ(lab.Lab(subject.runner, lab.Setting(budget=budget)).answer(lab.TABLE)) == []
+
+
+@pytest.mark.parametrize("budget", OTHER_CHUNKS)
+def test_chunked_at_other_sizes(mistral: Subject, budget: int) -> None:
+    assert mistral.differ(lab.Lab(mistral.runner, lab.Setting(budget=budget)).answer(lab.TABLE)) == []
 
 
 def policy(batching: str, order: str, chunked: bool) -> lab.Setting:
