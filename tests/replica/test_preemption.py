@@ -84,36 +84,6 @@ def test_losing_the_output_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     assert any(len(lossy.text(attempt)) != 200 for attempt in range(1, 13))
 
 
-def test_nobody_is_both_scheduled_and_preempted_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    yielded: list[tuple[int, int]] = []
-    preempt = Roster.preempt
-
-    def record(roster: Roster, request: Request) -> None:
-        yielded.append((roster.step_id, request.number))
-        preempt(roster, request)
-
-    monkeypatch.setattr(Roster, "preempt", record)
-    driver = Driver(PagedRunner(limits(60, seqs=10)), scheduling_policy="priority")
-    for i in range(15):
-        driver.add(ids(i, 60), 80, priority=0, ignore_eos=False)
-    urgent = []
-    for i in range(10):
-        for _ in range(5):
-            driver.step()
-        urgent.append(driver.add(ids(100 + i, 60), 80, priority=-100, ignore_eos=False))
-    driver.run()
-    assert yielded
-    scheduled = {(step.step_id, row.request) for step in driver.runner.steps for row in step.rows}
-    assert not scheduled & set(yielded)
-    calm = Driver(PagedRunner(limits(1024, seqs=32)))
-    for i in range(15):
-        calm.add(ids(i, 60), 80, ignore_eos=False)
-    for i in range(10):
-        calm.add(ids(100 + i, 60), 80, ignore_eos=False)
-    calm.run()
-    assert all(driver.text(attempt) == calm.text(attempt) for attempt in range(1, 26))
-
-
 def test_an_urgent_request_takes_a_slot_at_once() -> None:
     driver = Driver(PagedRunner(limits(seqs=2)), scheduling_policy="priority")
     low = [driver.add(ids(i, 20), 300, priority=10) for i in range(2)]
