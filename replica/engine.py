@@ -2,8 +2,9 @@
 
     while engine.has_work:            or, to let cancels in while a step runs:
         output = engine.step()            step = engine.plan()
-                                          result = runner.execute(step)
-                                          output = engine.settle(step, result)
+                                          wait = runner.begin(step)
+                                          engine.plan_ahead()  # or not
+                                          output = engine.settle(step, wait())
 
 Nothing that a request brings can end the engine: what is wrong with it is refused at `submit`; a row's error ends that
 request; a step that raises is taken apart, its requests run alone, and who fails alone ends with an error. Only

@@ -13,7 +13,7 @@ from replica.chunks import add_chunk
 from replica.contract.messages import StepTimeCoefficients
 from replica.making_room import make_room_for_growth, make_room_for_urgent
 from replica.plain_batching import PlainBatching
-from replica.plan import Plan, PlanBuilder
+from replica.plan import Plan, PlanBuilder, Shape
 from replica.request import Request, State
 from replica.roster import Roster
 from replica.scheduling_policy import SchedulingPolicy
@@ -59,28 +59,62 @@ class Scheduler:
         return plan
 
     def _together(self, coefficients: StepTimeCoefficients) -> Draft:
-        """Decodes first, then who is partly computed, then who waits."""
+        """Who has to yield does so first; then decodes, then who is partly computed, then who waits."""
         roster, policy = self._roster, self._policy
         if policy.by_priority and roster.waiting:
             make_room_for_urgent(roster)
         short_of_pages = make_room_for_growth(roster, choose_victim)
         builder, partial = self._decodes()
-        decodes = len(builder)
-        seconds = policy.inter_token_slo_s - builder.shape().predict_s(coefficients) if decodes else None
-        budget = self._budget(coefficients, decodes, seconds)
+        budget = self._budget(coefficients, builder.shape(), policy.inter_token_slo_s)
         starting = Starting(roster, policy, builder, budget)
-        if partial:
-            if policy.by_priority:
-                partial.sort(key=_urgency)
-            if not short_of_pages:
-                if policy.by_priority:
-                    starting.start_urgent(partial)
-                starting.start_short(partial)
-            for request in partial:
-                add_chunk(builder, budget, roster.kv, request, policy.chunk_tokens_max)
-        if roster.waiting and not short_of_pages:
+        if partial and not short_of_pages:
+            starting.start_before(partial)
+        self._go_on(partial, builder, budget)
+        if not short_of_pages:
             starting.start_in_order()
         return Draft(builder, starting, roster.changes)
+
+    def _decodes(self) -> tuple[PlanBuilder, list[Request]]:
+        """A row for everyone who lacks one token; who lacks more is returned. The hot loop: a few µs per request."""
+        requests: list[Request] = []
+        rows: list[Row] = []
+        partial: list[Request] = []
+        context = 0
+        size = self._roster.kv.block_size
+        for request in self._roster.running:
+            tokens = request.tokens
+            length = len(tokens)
+            start = request.computed
+            if length - start != 1 or (request.scoring is not None and request.unscored):
+                partial.append(request)
+                continue
+            if start == len(request.blocks) * size:
+                self._roster.kv.grow(request)
+            draw = request.draw if length < request.tokens_max else None
+            rows.append(Row(request.number, (tokens[-1],), start, request.blocks, draw))
+            requests.append(request)
+            context += length
+        return PlanBuilder(requests, rows, context), partial
+
+    def _go_on(self, partial: list[Request], builder: PlanBuilder, budget: ChunkBudget) -> None:
+        """A chunk for everyone who is partly computed, as far as the budget goes: by urgency, then by start."""
+        if self._policy.by_priority:
+            partial.sort(key=_urgency)
+        for request in partial:
+            add_chunk(builder, budget, self._roster.kv, request, self._policy.chunk_tokens_max)
+
+    def _budget(self, coefficients: StepTimeCoefficients, decoding: Shape, slo_s: float | None = None) -> ChunkBudget:
+        """What is left of the step's tokens, and of `slo_s` by the step-time model where somebody decodes who would have to wait."""
+        seconds = None
+        if slo_s is not None and decoding.decodes:
+            seconds = slo_s - decoding.predict_s(coefficients)
+        return ChunkBudget(
+            tokens=self._budget_tokens - decoding.decodes,
+            seconds=seconds,
+            coefficients=coefficients,
+            block_size=self._roster.kv.block_size,
+            whole=self._policy.whole_prompts,
+        )
 
     # --- one step ahead: while a step runs the next one is planned, as if every row brought a token and nobody left --------
 
@@ -114,41 +148,18 @@ class Scheduler:
         self._roster.step_id += 1
         self._roster.kv.begin_step()
 
-    # --- what the parts are made of --------------------------------------------------------------------------------------
+    # --- steps of another kind ---------------------------------------------------------------------------------------------
 
     def _plainly(self, batching: PlainBatching, coefficients: StepTimeCoefficients) -> PlanBuilder:
         """The same three parts as the baselines do them: no step-time model, no skip-ahead, no forecast."""
         roster = self._roster
         short_of_pages = make_room_for_growth(roster, choose_latest)
         builder, partial = self._decodes()
-        budget = self._budget(coefficients, len(builder), None)
-        for request in partial:
-            add_chunk(builder, budget, roster.kv, request, self._policy.chunk_tokens_max)
+        budget = self._budget(coefficients, builder.shape())
+        self._go_on(partial, builder, budget)
         if not short_of_pages:
             batching.start_in_order(builder, budget)
         return builder
-
-    def _decodes(self) -> tuple[PlanBuilder, list[Request]]:
-        """A row for everyone who lacks one token; who lacks more is returned. The hot loop: a few µs per request."""
-        requests: list[Request] = []
-        rows: list[Row] = []
-        partial: list[Request] = []
-        context = 0
-        size = self._roster.kv.block_size
-        for request in self._roster.running:
-            tokens = request.tokens
-            length = len(tokens)
-            start = request.computed
-            if length - start != 1 or (request.scoring is not None and request.unscored):
-                partial.append(request)
-                continue
-            if start == len(request.blocks) * size:
-                self._roster.kv.grow(request)
-            draw = request.draw if length < request.tokens_max else None
-            rows.append(Row(request.number, (tokens[-1],), start, request.blocks, draw))
-            requests.append(request)
-            context += length
-        return PlanBuilder(requests, rows, context), partial
 
     def _alone(self, request: Request, coefficients: StepTimeCoefficients) -> PlanBuilder:
         """A step of a suspect only; others that hold what it needs yield."""
@@ -160,17 +171,8 @@ class Scheduler:
             copy = roster.start(request, roster.kv.match(request))
             if copy is not None:
                 builder.add_copy(copy)
-        add_chunk(builder, self._budget(coefficients, 0, None), roster.kv, request, self._policy.chunk_tokens_max)
+        add_chunk(builder, self._budget(coefficients, builder.shape()), roster.kv, request, self._policy.chunk_tokens_max)
         return builder
-
-    def _budget(self, coefficients: StepTimeCoefficients, decodes: int, seconds: float | None) -> ChunkBudget:
-        return ChunkBudget(
-            tokens=self._budget_tokens - decodes,
-            seconds=seconds,
-            coefficients=coefficients,
-            block_size=self._roster.kv.block_size,
-            whole=self._policy.whole_prompts,
-        )
 
 
 def _urgency(request: Request) -> tuple[int, int]:

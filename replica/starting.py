@@ -27,9 +27,15 @@ class Starting:
         self._least_urgent: int | None = None  # the priority, once asked for
         self._stood_back: set[int] = set()  # numbers; membership only
 
-    def start_short(self, partial: list[Request]) -> None:
-        """Before the partly computed go on: waiting requests that half of the budget completes. A long prompt does not hold up
-        short ones, and is at most halved by them. Nobody less urgent than the most urgent partial profits."""
+    def start_before(self, partial: list[Request]) -> None:
+        """Before the partly computed go on: whoever is more urgent than all of them, then who is short."""
+        if self._policy.by_priority:
+            self.start_in_order(below=min(request.priority for request in partial))
+        self._start_short(partial)
+
+    def _start_short(self, partial: list[Request]) -> None:
+        """Waiting requests that half of the budget completes. A long prompt does not hold up short ones, and is at most halved by
+        them. Nobody less urgent than the most urgent partial profits."""
         roster, budget = self._roster, self._budget
         if not roster.waiting or not roster.free_slots:
             return
@@ -51,10 +57,6 @@ class Starting:
                 self._start(request, match)
             elif roster.waiting.is_aged(request):
                 return
-
-    def start_urgent(self, partial: list[Request]) -> None:
-        """Before the partly computed go on: whoever is more urgent than all of them."""
-        self.start_in_order(below=min(request.priority for request in partial))
 
     def start_again(self, since: int) -> None:
         """The step before has been settled: who may start now, if anybody came or left after change number `since`, or stood back."""
