@@ -9,6 +9,7 @@ from case_trace import Replay, full_step_s, replay, sequence, step_s
 from core_harness import Driver
 
 from replica.contract.messages import FinishReason
+from replica.departures import Departures
 from replica.kv_manager import KvManager
 from replica.plan import PlanBuilder
 from replica.request import Request
@@ -31,6 +32,14 @@ def test_sch_01_what_never_fits_is_refused_and_holds_nobody_up(ahead: bool) -> N
     assert done.finishes() == {FinishReason.LENGTH} and len(done.told) == 11
     stuck = [waiting > 0 and running == 0 for running, waiting in zip(done.running, done.waiting, strict=True)]
     assert not any(now and later for now, later in pairwise(stuck))
+
+
+def test_sch_01_without_the_refusal_it_is_stuck() -> None:
+    def take_all(driver: Driver) -> None:
+        driver.engine._intake._context_tokens = 10**9
+
+    with pytest.raises(AssertionError, match="work is left, but nothing runs"):
+        replay("SCH-01", prepare=take_all)
 
 
 def left_out(done: Replay) -> int:
@@ -262,6 +271,12 @@ def test_kvc_10_whoever_leaves_frees_everything(ahead: bool) -> None:
     load = done.driver.engine.load()
     assert load.running == load.waiting == load.kv_bytes_used == 0 and done.driver.engine.roster.kv.pool.referenced == 0
     assert done.finishes() == {FinishReason.ABORT} and max(late) == 0
+
+
+def test_kvc_10_a_cancel_that_is_not_heard_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Departures, "cancel", lambda self, request, *, defer: None)
+    done = replay("KVC-10", until=lambda done: done.driver.now_s > 1.7)  # a second after the last has gone
+    assert done.driver.engine.load().running > 0
 
 
 # --- preemption ----------------------------------------------------------------------------------------------------------

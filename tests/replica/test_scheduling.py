@@ -58,6 +58,16 @@ def test_generation_ends_exactly_at_the_context(max_tokens: int) -> None:
     assert driver.engine.roster.kv.pool.referenced == 0
 
 
+def test_without_the_clamp_it_would_go_on() -> None:
+    """Negative control of the test above."""
+    driver = Driver(PagedRunner(limits(context=128)))
+    driver.engine._intake._context_tokens = 10**9
+    attempt = driver.add(ids(1, 100), 1000)
+    for _ in range(40):
+        driver.step()
+    assert len(driver.text(attempt)) > 28
+
+
 def test_a_full_queue_bounces() -> None:
     driver = Driver(PagedRunner(limits(waiting=3)))
     for i in range(3):
