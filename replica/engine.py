@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from replica.config import EngineConfig
-from replica.contract.messages import Bounce, BounceReason, EngineLimits, FinishReason, GenerateRequest, KvEvent, LoadReport, TokenDelta
+from replica.contract.messages import Bounce, BounceReason, EngineLimits, GenerateRequest, KvEvent, LoadReport, TokenDelta
 from replica.departures import Departures
 from replica.expectation import can_be_expected, expect, expect_nothing
 from replica.intake import Intake, MaskOf
@@ -28,11 +28,10 @@ from replica.ledger import Ledger
 from replica.load import load_report
 from replica.outbox import Outbox
 from replica.plan import Plan
-from replica.request import State
 from replica.roster import Roster
 from replica.scheduler import Scheduler
 from replica.scheduling_policy import SchedulingPolicy
-from replica.settling import failure_of, settle
+from replica.settling import failure_of, settle, take_apart
 from replica.step import Runner, RunnerLost, Step, StepResult
 from replica.step_time_fit import StepTimeFit
 
@@ -175,7 +174,7 @@ class Engine:
         else:
             if expected:
                 expect_nothing(plan)
-            self._take_apart(plan, error)
+            take_apart(plan, error, self.roster, self._departures)
         self.roster.kv.end_step()
         tokens = plan.shape.decodes + plan.shape.prefill_tokens
         return self._output(rows=len(step.rows), tokens=tokens, duration_s=duration_s, error=error)
@@ -213,14 +212,6 @@ class Engine:
         self.roster.check(self.ledger.requests())
 
     # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _take_apart(self, plan: Plan, error: str) -> None:
-        """The step failed: who was alone in it ends; of several, each is run alone to see whose fault it is."""
-        if len(plan.requests) == 1:
-            if plan.requests[0].state is not State.FINISHED:  # else it was cancelled while it failed
-                self._departures.end(plan.requests[0], FinishReason.ERROR, error=error)
-        else:
-            self.roster.distrust(plan)
 
     def _output(self, *, rows: int = 0, tokens: int = 0, duration_s: float = 0.0, error: str = "") -> EngineOutput:
         events = self.roster.kv.pool.events.take()

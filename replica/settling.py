@@ -7,6 +7,7 @@ from replica.departures import Departures, ending_of
 from replica.kv_manager import KvManager
 from replica.plan import Plan
 from replica.request import Request, State
+from replica.roster import Roster
 from replica.step import Outcome, Row, StepResult
 
 
@@ -59,6 +60,14 @@ def settle(plan: Plan, result: StepResult, kv: KvManager, departures: Departures
             tell(request, (token,), logprobs=outcome.logprobs)
         else:
             departures.end(request, reason, (token,), outcome.logprobs)
+
+
+def take_apart(plan: Plan, error: str, roster: Roster, departures: Departures) -> None:
+    """The step failed: who was alone in it ends; of several, each is run alone to see whose fault it is."""
+    if len(plan.requests) > 1:
+        roster.distrust(plan)
+    elif plan.requests[0].state is not State.FINISHED:  # else it was cancelled while it failed
+        departures.end(plan.requests[0], FinishReason.ERROR, error=error)
 
 
 def _take_scores(request: Request, row: Row, outcome: Outcome) -> bool:

@@ -95,7 +95,7 @@ def nothing_is_planned_now_and_then(patch: Patch) -> None:
 def test_the_traces_notice(sabotage: Callable[[Patch], None], monkeypatch: Patch) -> None:
     sabotage(monkeypatch)
     quick = settings(
-        max_examples=100,
+        max_examples=250,
         stateful_step_count=40,
         deadline=None,
         derandomize=True,
