@@ -50,7 +50,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """A list for each row: entries starts[r] … starts[r + 1] - 1, in ascending order of token; ids outside V have no place in it."""
+    """A list for each row: entries starts[r] … starts[r + 1] - 1, in ascending order of token; ids outside V say nothing."""
 
     starts: Tensor  # [R + 1] int32
     tokens: Tensor  # [N] int32, of a capacity of at least starts[R]
@@ -88,7 +88,7 @@ def sampling(logits: Tensor, rows: SamplingRows, top_logprobs: int = 0) -> Sampl
     the largest logit + noise. `top_logprobs` n ≤ V.
     """
     exact = logits.to("cpu", torch.float64 if logits.dtype is torch.float64 else torch.float32)
-    found = [_sample_row(exact[row].numpy(), _Row(rows, row)) for row in range(exact.shape[0])]
+    found = [_sample_row(exact[row].numpy(), _Row(rows, row, exact.shape[1])) for row in range(exact.shape[0])]
     tokens = torch.tensor([token for token, _ in found], dtype=torch.int64)
     logprobs = exact - exact.logsumexp(-1, keepdim=True)
     order = torch.argsort(exact, dim=-1, descending=True, stable=True)[:, :top_logprobs]
@@ -108,14 +108,14 @@ def _finite(logprobs: Tensor) -> Tensor:
 class _Row:
     """One row's part of SamplingRows, as numpy."""
 
-    def __init__(self, rows: SamplingRows, row: int) -> None:
+    def __init__(self, rows: SamplingRows, row: int, vocab: int) -> None:
         self.number = [float(value) for value in rows.numbers[row].tolist()]
         self.count = [int(value) for value in rows.counts[row].tolist()]
         self.allowed = _bits(rows.allowed, row)
         self.prompt_seen = _bits(rows.prompt_seen, row)
         self.output_counts = None if rows.output_counts is None else rows.output_counts[row].cpu().numpy()
-        self.bias = _entries(rows.bias, row)
-        self.banned = _entries(rows.banned, row)[0]
+        self.bias = _entries(rows.bias, row, vocab)
+        self.banned = _entries(rows.banned, row, vocab)[0]
 
 
 def _bits(words: Tensor | None, row: int) -> npt.NDArray[np.bool_] | None:
@@ -124,11 +124,13 @@ def _bits(words: Tensor | None, row: int) -> npt.NDArray[np.bool_] | None:
     return np.unpackbits(words[row].cpu().numpy().view(np.uint8), bitorder="little").view(np.bool_)
 
 
-def _entries(lists: TokenLists | None, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+def _entries(lists: TokenLists | None, row: int, vocab: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     if lists is None:
         return np.zeros(0, np.int32), np.zeros(0, np.float32)
     part = slice(int(lists.starts[row]), int(lists.starts[row + 1]))
-    return lists.tokens[part].cpu().numpy(), lists.values[part].cpu().numpy()
+    tokens, values = lists.tokens[part].cpu().numpy(), lists.values[part].cpu().numpy()
+    inside = (tokens >= 0) & (tokens < vocab)
+    return tokens[inside], values[inside]
 
 
 def _sample_row(raw: Values, row: _Row) -> tuple[int, Status]:

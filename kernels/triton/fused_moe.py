@@ -65,7 +65,7 @@ def up_kernel(
         token = tl.minimum(entry, size - 1) // top_k
         left = hidden + token.to(tl.int64)[:, None] * depth + k[None, :]
         gates = gate_up + (expert * 2 * width + tl.minimum(column, width - 1))[None, :] * depth + k[:, None]
-        ups = gates + width.to(tl.int64) * depth
+        ups = gates + (expert * 0 + width) * depth
         gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for start in range(0, depth, BLOCK_K):

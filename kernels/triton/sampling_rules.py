@@ -173,8 +173,8 @@ def state_kernel(
             high = tl.load(ban_starts + row + 1)
             for entry in range(tl.load(ban_starts + row), high, ENTRIES):
                 place_of = entry + tl.arange(0, ENTRIES)
-                banned = tl.load(ban_tokens + place_of, mask=place_of < high, other=0)
-                tl.store(work + row * vocab + banned, float("-inf"), mask=place_of < high)
+                banned = tl.load(ban_tokens + place_of, mask=place_of < high, other=-1)
+                tl.store(work + row * vocab + banned, float("-inf"), mask=(banned >= 0) & (banned < vocab))
     if HAS_ALLOWED:
         status = tl.where((status == 0) & (open_best == float("-inf")), NOTHING_ALLOWED, status)
     status = tl.where((status == 0) & ((tl.abs(best) == float("inf")) | (best != best)), NOT_FINITE, status)

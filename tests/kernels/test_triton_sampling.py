@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import kernels.triton.sampling_filters as filters_file
 import kernels.triton.sampling_rules as rules_file
 import tests.kernels.triton_interpreter  # noqa: F401  kernels are interpreted
 from kernels.errors import KernelError
-from kernels.reference.sampling import Sampled, Status
+from kernels.reference.sampling import Sampled, Status, TokenLists
 from replica.sampler import sample
 from replica.step import Draw, Outcome
 from tests.kernels.asked_rows import EOS, Mask, draw, rows_of
@@ -160,6 +161,22 @@ def test_bans_that_leave_nothing_are_lifted() -> None:
     ]
     sampled = check(logits, draws)
     assert int(sampled.tokens[1]) == 200 and int(sampled.tokens[2]) == 2
+
+
+def test_ids_outside_the_vocabulary_say_nothing() -> None:
+    """And nothing is written where they point: the neighbour's row, or beyond the last."""
+    logits = logits_for(2, 100, seed=12)
+    best = int(logits[1].argmax())
+    ids = torch.tensor([-100, best - 100, 100 + best, 1 << 30] * 2, dtype=torch.int32).view(2, 4).sort().values.flatten()
+    lists = TokenLists(torch.tensor([0, 4, 8], dtype=torch.int32), ids, torch.full((8,), 9.0))
+    plain = rows_of([draw(), draw(temperature=1.0, top_p=0.9)], 100)
+    said = file.sampling(logits, replace(plain, bias=lists, banned=lists))
+    wanted = file.sampling(logits, plain)
+    assert torch.equal(said.tokens, wanted.tokens) and torch.equal(said.logprobs, wanted.logprobs)
+    defined = reference.sampling(logits, replace(plain, bias=lists, banned=lists))
+    assert torch.equal(defined.tokens, wanted.tokens)
+    broken = replace(plain, numbers=torch.full_like(plain.numbers, NAN))
+    assert file.sampling(logits, broken).tokens.tolist() == logits.argmax(1).tolist()
 
 
 def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit() -> None:
