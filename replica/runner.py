@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.ops import use_threads
+from kernels.ops import Operators, use_threads
 from replica.config import EngineConfig
 from replica.contract.messages import EngineLimits
 from replica.device_sampler import sample_on_device
@@ -100,7 +100,7 @@ class ModelRunner:
         @torch.inference_mode()
         def end() -> StepResult:
             hidden = computed.hidden
-            drawn = {} if not inputs.drawing else self._draw(step, inputs, computed)
+            drawn = _draw(step, inputs, computed, self.eos_token_ids, None if self._tp.rank else self._held.operators)
             found = {**_broken(hidden, inputs), **drawn}
             outcomes = [self._finish(row, index, hidden, inputs, found.get(index, Outcome())) for index, row in enumerate(step.rows)]
             return StepResult(step.step_id, tuple(outcomes))
@@ -118,18 +118,6 @@ class ModelRunner:
         """Give the KV pool back; nothing can be executed afterwards. Idempotent."""
         self._held.forward.close()
         self._pool = torch.empty(0)
-
-    def _draw(self, step: Step, inputs: StepInputs, computed: Computed) -> dict[int, Outcome]:
-        """By row. Ranks > 0 draw nothing, but know of every row whose logits are not finite."""
-        if self._tp.rank:
-            return dict(zip(inputs.drawing, check_finite(computed.logits), strict=True))
-        draws = [draw for index in inputs.drawing if (draw := step.rows[index].draw) is not None]
-        operators = self._held.operators
-        if computed.best is None and operators.draws:
-            drawn = sample_on_device(operators.sampling, computed.logits, draws, self.eos_token_ids)
-        else:
-            drawn = sample(computed.logits.cpu(), draws, self.eos_token_ids, computed.best)
-        return dict(zip(inputs.drawing, drawn, strict=True))
 
     def _finish(self, row: Row, index: int, hidden: Tensor, inputs: StepInputs, outcome: Outcome) -> Outcome:
         """The outcome together with the row's scores."""
@@ -154,6 +142,23 @@ class ModelRunner:
         if not getattr(self._local, "threads_set", False):
             use_threads(self._threads)
             self._local.threads_set = True
+
+
+def _draw(
+    step: Step, inputs: StepInputs, computed: Computed, eos_token_ids: frozenset[int], operators: Operators | None
+) -> dict[int, Outcome]:
+    """By row: on the device where `operators` have a sampler, else on the host. None (ranks > 0): nothing is drawn, but of every row
+    it is known whether its logits are finite."""
+    if not inputs.drawing:
+        return {}
+    if operators is None:
+        return dict(zip(inputs.drawing, check_finite(computed.logits), strict=True))
+    draws = [draw for index in inputs.drawing if (draw := step.rows[index].draw) is not None]
+    if computed.best is None and operators.draws:
+        drawn = sample_on_device(operators.sampling, computed.logits, draws, eos_token_ids)
+    else:
+        drawn = sample(computed.logits.cpu(), draws, eos_token_ids, computed.best)
+    return dict(zip(inputs.drawing, drawn, strict=True))
 
 
 def _broken(hidden: Tensor, inputs: StepInputs) -> dict[int, Outcome]:
