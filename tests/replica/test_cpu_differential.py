@@ -29,7 +29,8 @@ def write(directory: Path, family: str) -> Path:
 
 
 def runner_of(directory: Path, dtype: str = "bfloat16", quantization: Quantization | None = None) -> ModelRunner:
-    config = {"model": str(directory), "dtype": dtype, "num_threads": 2, "num_gpu_blocks_override": 120, "quantization": quantization}
+    """One thread: bits do not depend on their number (test_cpu_step), and a busy machine makes several wait for one another."""
+    config = {"model": str(directory), "dtype": dtype, "num_threads": 1, "num_gpu_blocks_override": 120, "quantization": quantization}
     return ModelRunner(EngineConfig.model_validate(config))
 
 
