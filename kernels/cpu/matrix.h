@@ -93,8 +93,7 @@ void panel_quantised(const Matrix& w, const Rows& x, int row, int panel, float* 
     for (F& chain : acc) chain = w.bias ? load(w.bias + panel * LANES) : zero();
     for (int g = 0; g < groups; g++, weights += BYTES, scales += SCALES, at += x.rows) {
         const int32_t* in = (const int32_t*)(x.q + at * GROUP);
-        if (M <= 8)
-            for (int z = 0; z < BYTES; z += 64) prefetch(weights + 2 * AHEAD + z);
+        for (int z = 0; z < BYTES; z += 64) prefetch(weights + 2 * AHEAD + z);
         prefetch(scales + AHEAD / 2);
         I dot[M];
         for (int i = 0; i < M; i++) dot[i] = KIND == Q4 ? zero_i() : all_i((uint32_t)x.shift[at + i]);
@@ -154,7 +153,7 @@ inline void product(const Matrix& w, const Rows& x, int row, int count, int pair
     const uint16_t *left = (const uint16_t*)w.weights + (size_t)pair * 2 * w.columns * LANES, *right = left + (size_t)w.columns * LANES;
     const uint16_t* in = x.bf16 + (size_t)row * x.stride;
     for (int k = 0; k < w.columns; k += PAIR, left += STEP, right += STEP) {
-        if (count <= 8)
+        if (row == 0)  // the first rows fetch for all
             for (int i = 0; i < STEP; i += PAIR) prefetch(left + 2 * AHEAD + i), prefetch(right + 2 * AHEAD + i);
         _tile_loadd(4, in + k, x.stride * 2);
         _tile_loadd(6, left, 64);
