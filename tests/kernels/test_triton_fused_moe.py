@@ -130,7 +130,7 @@ def test_unused_experts_are_not_read() -> None:
     [
         (file, "up_kernel", "mask=(entry < size)[:, None] & (column < width)", "mask=(entry < size - 1)[:, None] & (column < width)"),
         (file, "combine_kernel", "for slot in range(top_k)", "for slot in range(top_k - 1)"),
-        (routing_file, "place_kernel", "tl.cumsum(hit, axis=0) - 1", "tl.cumsum(hit, axis=0) - 1 - (at == size - 1)"),
+        (routing_file, "place_kernel", "tl.cumsum(hit, axis=0) - 1", "tl.cumsum(hit, axis=0) - 1 - (at == size - 1).to(tl.int32)"),
     ],
     ids=["up", "combine", "place"],
 )
