@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from replica.contract.messages import EngineLimits
 from router.policy.fleet import backlog_s
 from router.policy.prefix_index import ENTRY_BYTES
 from router.ports import PoolStatus, Total
 from router.switchboard import Switchboard
 
+_LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size", "step_slo_s")
 SHED_REASONS = ("queue_time", "queue_time_waited", "ttft", "ttft_waited", "tpot", "tpot_waited", "queue_full")
 
 
@@ -89,4 +92,10 @@ def pool_totals(board: Switchboard, now: float) -> tuple[Total, ...]:
         label = (("replica", known.view.incarnation.replica_id),)
         found.append(Total("replica_weight", known.health.weight(now) if known.is_routable else 0.0, label, is_gauge=True))
         found.append(Total("replica_report_age_seconds", max(0.0, now - known.view.reported_s), label, is_gauge=True))
+        for name, value in msgspec.structs.asdict(known.view.load.step_time).items():
+            found.append(Total("replica_step_time_seconds", value, (*label, ("coefficient", name)), is_gauge=True))
+        for name in _LIMITS:
+            limit = getattr(known.view.limits, name)
+            if limit is not None:
+                found.append(Total("replica_limit", limit, (*label, ("limit", name)), is_gauge=True))
     return tuple(found)

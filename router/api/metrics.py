@@ -63,6 +63,8 @@ TOTALS = {
     "untrue_reports": "What replicas said that could not be true, or clocks that stepped back; it was not believed.",
     "replica_weight": "How far a replica is trusted: 1; less when it is overdue or has just been in trouble; 0 out of routing.",
     "replica_report_age_seconds": "Since a replica's last report that was believed.",
+    "replica_step_time_seconds": "What a replica has fitted: a step's time = a + b·prefill + c·decodes + d·context + e·prefill·context.",
+    "replica_limit": "What a replica's engine enforces, by name.",
 }
 
 Arguments = ParamSpec("Arguments")
