@@ -166,8 +166,7 @@ async def serve(replicas: int) -> list[int]:
 
 async def _main(replicas: int) -> None:
     print(*await serve(replicas), flush=True)
-    while True:
-        await asyncio.sleep(3600)
+    await asyncio.Event().wait()
 
 
 def main() -> None:

@@ -85,9 +85,10 @@ def _numbers(line: str) -> list[int]:
 @contextlib.contextmanager
 def router(replicas: int, cores: Sequence[int]) -> Iterator[tuple[int, str]]:
     """Pid and URL of a router of so many mock replicas; it has the first core, all else the last."""
-    with process("bench.link_mock", "--replicas", str(replicas), core=cores[-1]) as (_, ports):
-        with process("bench.router_process", *map(str, ports), core=cores[0]) as (pid, port):
-            yield pid, f"http://127.0.0.1:{port[0]}"
+    with contextlib.ExitStack() as both:
+        _, ports = both.enter_context(process("bench.link_mock", "--replicas", str(replicas), core=cores[-1]))
+        pid, port = both.enter_context(process("bench.router_process", *map(str, ports), core=cores[0]))
+        yield pid, f"http://127.0.0.1:{port[0]}"
 
 
 async def cost(pid: int, url: str, calls: Sequence[Call], streams: int) -> Cost:
