@@ -115,7 +115,7 @@ def profile_of(page: str) -> Profile:
 
 def journeys(decisions: Sequence[Mapping[str, Any]]) -> list[Journey]:
     """Each admitted request with what was expected of it, in the simulator's terms."""
-    found = []
+    found: list[Journey] = []
     for one in decisions:
         place = next((each for each in one["candidates"] if each["replica"] == one["replica"]), None)
         if one["verdict"] != "admitted" or one["actual"] is None or place is None:

@@ -1,3 +1,4 @@
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -27,17 +28,17 @@ def test_every_outcome_makes_it_less_careful_until_the_guesses_are_gone() -> Non
     """A dozen exact predictions: what is guessed of the rest is moderate, or a burst at a fresh replica is refused what it would serve."""
     one = Calibration()
     margins = []
-    for i in range(16):
+    for _ in range(16):
         margins.append(one.quantile_s(1.0, 0.1, 0.98, 0.0) - 1.0)
         one.observe(1.0, 1.0, 0.1, now=0.0)
-    assert all(later <= earlier for earlier, later in zip(margins, margins[1:], strict=False))
+    assert all(later <= earlier for earlier, later in pairwise(margins))
     assert margins[12] < 0.4 * margins[0]
     assert one.quantile_s(1.0, 0.1, 0.98, 0.0) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.98])
 def test_a_window_of_a_few_outcomes_covers_what_it_says(quantile: float) -> None:
-    """The next of n + 1 equals is above the k-th of n with probability 1 − k / (n + 1): else 0.98 of a window of 128 holds 0.973 of them."""
+    """The k-th of n is above the next one with probability k / (n + 1): else 0.98 of a window of 128 holds 0.973 of them."""
     random, below, tried = Random(3), 0, 0
     one = Calibration()
     for i in range(12_000):
