@@ -16,7 +16,7 @@ from itertools import chain
 from router.policy.classes import Slo
 from router.policy.request_view import RequestView
 
-STARTED = 0.5  # part of the prefill that should be through at the deadline: at 1 the long are never passed, at 0 always by the short
+STARTED = 0.75  # part of the prefill that should be through at the deadline: at 1 the long are never passed, at 0 always by the short
 QUANTUM_TOKENS = 1024  # uncached tokens per turn, times the tenant's weight
 
 

@@ -13,6 +13,7 @@ from bench.drills.failover import Failover
 from bench.drills.saturation import Saturation, Stretch
 from bench.record import Outcome, RequestRecord
 from bench.result import Metric
+from bench.simulator import tables
 from bench.simulator.cost import Profile
 from replica.contract.messages import StepTimeCoefficients
 
@@ -117,3 +118,32 @@ def test_what_was_refused_or_has_no_outcome_is_no_prediction() -> None:
     met = calibration.journeys([decision(0.5), decision(0.5, "refused"), decision(0.5) | {"actual": None}])
     assert len(met) == 1
     assert met[0].promise is not None and met[0].promise.quantiles_s == (0.5, 0.9, 0.98), "of the replica that was chosen"
+
+
+def simulated_row(label: str, goodput: float, fifths: list[float], covered: float = 0.98) -> dict[str, object]:
+    lengths = {"<=512": {"n": 2500, "0.5": 0.5, "0.9": 0.9, "0.98": covered}, "<=128": {"n": 9, "0.5": 0.0, "0.9": 0.0, "0.98": 0.0}}
+    return {
+        "label": label,
+        "speed": 1.6,
+        "goodput_fraction": goodput,
+        "token_goodput_fraction": goodput,
+        "ttft_p95_s": 2.0,
+        "shed_by_length_fifth": fifths,
+        "ttft_coverage_by_length": lengths,
+    }
+
+
+def test_a_table_says_which_of_its_promises_are_broken() -> None:
+    def judged(table: str, *rows: dict[str, object]) -> list[str]:
+        return [name.split(": ")[-1] for name in failed(tables.metrics_of(table, rows))]
+
+    even = [0.1] * 5
+    assert judged("admission", simulated_row(tables.SCALED, 0.9, even)) == []
+    assert judged("admission", simulated_row(tables.SCALED, 0.87, even)) == ["goodput"]
+    assert judged("admission", simulated_row(tables.SCALED, 0.9, [0.0, 0.0, 0.0, 0.02, 0.2])) == ["worst fifth of lengths over the mean"]
+    assert judged("admission", simulated_row(tables.SCALED, 0.9, even, 0.96)) == ["<=512 tokens, within the 0.98 quantile"]
+    pair = (simulated_row(tables.WRONG, 0.80, even), simulated_row(tables.NOISY, 0.90, even))
+    assert judged("admission", *pair) == ["goodput"], "0.80 is enough, and too little against 0.90"
+    others = (simulated_row(tables.OURS, 0.90, even), simulated_row("lmetric", 0.895, even))
+    assert judged("production", *others) == ["goodput over the best other's"]
+    assert judged("policies", simulated_row("lmetric", 0.99, even)) == ["goodput"], "better than published is another baseline"
