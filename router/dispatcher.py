@@ -18,9 +18,9 @@ from router.link import Member
 from router.links import Connect, Links
 from router.policy.classes import Terms
 from router.policy.incarnation import Incarnation
-from router.ports import Account, Batch, PoolStatus, Rejected
+from router.ports import Account, Batch, PoolFacts, PoolStatus, Rejected
 from router.session import BatchSession
-from router.status import pool_status, pool_totals
+from router.status import pool_facts, pool_status, pool_totals
 from router.switchboard import Switchboard
 from router.ticker import Ticker
 
@@ -81,6 +81,9 @@ class Dispatcher:
             return None
         self.board.traffic.tally.turned_away(refusal.reason)
         return Rejected(refusal.status, refusal.reason, refusal.message, refusal.retry_after_s)
+
+    def facts(self) -> PoolFacts:
+        return pool_facts(self.board, self._limits, self._named)
 
     def status(self) -> PoolStatus:
         return pool_status(self.board, self._limits, self._named, self._clock(), stopping=self._stopping)

@@ -122,7 +122,8 @@ class Reception:
         if service is None:
             return unknown_class(self._classes)
         self._standing.seen(service, terms.tenant, now)
-        outlays = self._fleet.outlays(LEAST, self._fleet.routable(), now, sample=False)
+        candidates = self._fleet.routable()
+        outlays = self._fleet.outlays(LEAST, candidates, now)  # of many a sample: most often one of it has room, and all is said
         if not outlays or any(one.is_empty for one in outlays):
             return None
         slo = self._classes.slo(terms)
@@ -130,6 +131,10 @@ class Reception:
         promise = self._promise(service, terms.tenant, LEAST.prompt_tokens, slo, arrival_s, now)
         if not self._admission.is_hopeless(promise, outlays, now):
             return None
+        if len(outlays) < len(candidates):
+            outlays = self._fleet.outlays(LEAST, candidates, now, sample=False)
+            if any(one.is_empty for one in outlays) or not self._admission.is_hopeless(promise, outlays, now):
+                return None
         return too_late(self._admission.shed(promise, outlays, now, tokens=about_tokens))
 
     def head(self, candidates: Sequence[Known], now: float) -> Admitted | None:
