@@ -149,12 +149,13 @@ def metrics_of(table: str, rows: Sequence[dict[str, Any]]) -> tuple[Metric, ...]
 
 def mean(figure: str, rows: Sequence[dict[str, Any]]) -> float:
     """Of the seeds, times 100."""
-    return 100 * sum(row[figure] or 0.0 for row in rows) / len(rows)
+    return 100 * sum(float(row[figure] or 0.0) for row in rows) / len(rows)
 
 
 def uneven(rows: Sequence[dict[str, Any]]) -> float:
     """How much more of one fifth of the lengths is shed than of all; the mean of the seeds."""
-    return sum(5 * max(row["shed_by_length_fifth"]) / max(1e-9, sum(row["shed_by_length_fifth"])) for row in rows) / len(rows)
+    fifths: list[list[float]] = [row["shed_by_length_fifth"] for row in rows]
+    return sum(5 * max(each) / max(1e-9, sum(each)) for each in fifths) / len(fifths)
 
 
 def covered(name: str, rows: Sequence[dict[str, Any]]) -> list[Metric]:

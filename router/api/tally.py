@@ -30,6 +30,6 @@ class Tally(Collector):
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(self._name, self._help, labels=list(self._labels))
-        ends = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]
+        ends = [str(floatToGoString(bound)) for bound in (*self._bounds, float("inf"))]  # type: ignore[no-untyped-call]
         family.add_metric(list(self._labels.values()), list(zip(ends, map(float, accumulate(self._counts)), strict=True)), self._sum)
         yield family
