@@ -144,6 +144,8 @@ def test_a_table_says_which_of_its_promises_are_broken() -> None:
     assert judged("admission", simulated_row(tables.SCALED, 0.9, even, 0.96)) == ["<=512 tokens, within the 0.98 quantile"]
     pair = (simulated_row(tables.WRONG, 0.80, even), simulated_row(tables.NOISY, 0.90, even))
     assert judged("admission", *pair) == ["goodput"], "0.80 is enough, and too little against 0.90"
+    capped = (simulated_row("predicted, flat", 0.94, even), simulated_row(f"{tables.STATIC} 9, flat", 0.95, even))
+    assert judged("admission", *capped) == ["goodput in tokens"], "as many tokens as by the best static cap"
     others = (simulated_row(tables.OURS, 0.90, even), simulated_row("lmetric", 0.895, even))
     assert judged("production", *others) == ["goodput over the best other's"]
     assert judged("policies", simulated_row("lmetric", 0.99, even)) == ["goodput"], "better than published is another baseline"
