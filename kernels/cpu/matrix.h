@@ -93,8 +93,7 @@ void panel_quantised(const Matrix& w, const Rows& x, int row, int panel, float* 
     for (F& chain : acc) chain = w.bias ? load(w.bias + panel * LANES) : zero();
     for (int g = 0; g < groups; g++, weights += BYTES, scales += SCALES, at += x.rows) {
         const int32_t* in = (const int32_t*)(x.q + at * GROUP);
-        if (M <= 8)
-            for (int z = 0; z < BYTES; z += 64) prefetch(weights + 2 * AHEAD + z);
+        for (int z = 0; z < BYTES; z += 64) prefetch(weights + 2 * AHEAD + z);
         prefetch(scales + AHEAD / 2);
         I dot[M];
         for (int i = 0; i < M; i++) dot[i] = KIND == Q4 ? zero_i() : all_i((uint32_t)x.shift[at + i]);
