@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -39,6 +40,8 @@ class Replica:
         self._server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage, group=group)
         await self._server.start()
         self._dtype, self._kernels = self._server.dtype, self._server.kernels
+        gc.collect()
+        gc.freeze()  # model and libraries stay: a collection in the middle of a step need not look at them
         self._log.info("replica ready", threads=threads, kernels=self._kernels)
 
     def record_replica_metadata(self) -> dict[str, Any]:

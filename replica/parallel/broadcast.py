@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from replica.contract.messages import EngineLimits
 from replica.parallel.group import GroupBroken, RankGroup, TensorParallel
 from replica.parallel.step_codec import CodecError, StepDecoder, StepEncoder, encode_stop
-from replica.step import Runner, RunnerLost, Step, StepResult
+from replica.step import AsynchronousRunner, Runner, RunnerLost, Step, StepResult
 
 _FIRST_BYTES = 16 * 1024  # every Step's first message: length, then as much of it as fits; the rest, if any, in a second one
 _LENGTH_BYTES = 4
@@ -50,10 +50,29 @@ class LeadingRunner:
     def eos_token_ids(self) -> frozenset[int]:
         return self.inner.eos_token_ids
 
+    @property
+    def overlaps(self) -> bool:
+        return isinstance(self.inner, AsynchronousRunner) and self.inner.overlaps
+
     def execute(self, step: Step) -> StepResult:
-        try:
+        return self.begin(step)()
+
+    def begin(self, step: Step) -> Callable[[], StepResult]:
+        inner = self.inner
+        with self._or_lost(step):
             _send(self._group, self._encoder.encode(step))
-            return self.inner.execute(step)
+            wait = inner.begin(step) if isinstance(inner, AsynchronousRunner) else lambda: inner.execute(step)
+
+        def end() -> StepResult:
+            with self._or_lost(step):
+                return wait()
+
+        return end
+
+    @contextlib.contextmanager
+    def _or_lost(self, step: Step) -> Iterator[None]:
+        try:
+            yield
         except RunnerLost:
             self._group.close()
             raise
