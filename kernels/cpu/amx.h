@@ -64,7 +64,7 @@ inline void product_bf16(const Matrix& w, const Rows& x, int row, int count, int
     const uint16_t *left = (const uint16_t*)w.weights + (size_t)pair * 2 * w.columns * LANES, *right = left + (size_t)w.columns * LANES;
     const uint16_t* in = x.bf16 + (size_t)row * x.stride;
     for (int k = 0; k < w.columns; k += PAIR, left += STEP, right += STEP) {
-        for (int i = 0; i < STEP; i += PAIR) prefetch(left + 2 * AHEAD + i), prefetch(right + 2 * AHEAD + i);
+        for (int i = 0; i < STEP && row == 0; i += PAIR) prefetch(left + 2 * AHEAD + i), prefetch(right + 2 * AHEAD + i);
         _tile_loadd(4, in + k, x.stride * 2);
         _tile_loadd(6, left, 64);
         _tile_loadd(7, right, 64);
