@@ -24,6 +24,7 @@ from replica.models.loader import Placement, load_model, open_source, rotary_tab
 from replica.models.loader_cpu import CpuPlacement, load_decoder
 from replica.models.model_config import ModelConfig, shard_problem
 from replica.models.tensors import check_tensors
+from replica.parallel.card import card
 from replica.parallel.group import TensorParallel
 from replica.step_choice import choose_step
 
@@ -69,7 +70,17 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     choice = choose_step(config, model_config, device, tp.size)
     dtype = choice.dtype
     size = size_pool(config, model_config, dtype.itemsize)
-    layout = CacheLayout(model_config.num_kv_heads // tp.size, config.block_size, model_config.head_dim)
+    tp.agree(
+        card(
+            weights=files.fingerprint,
+            dtype=dtype,
+            kernels=operators.name,
+            num_blocks=size.num_blocks,
+            block_size=config.block_size,
+            max_model_len=size.max_model_len,
+        )
+    )
+    layout = CacheLayout(model_config.kv_heads_of_rank(tp.size), config.block_size, model_config.head_dim)
     stages.ended("model files")
     shape = (model_config.num_layers, size.num_blocks, 2, layout.kv_heads, layout.block_size, layout.head_dim)
     pool = _empty_pool(shape, dtype, device)

@@ -12,7 +12,8 @@ import torch
 
 from replica.contract.messages import EngineLimits, SamplingParams
 from replica.parallel.broadcast import LeadingRunner, rank_main
-from replica.parallel.group import GroupBroken, RankGroup, TensorParallel, join_store, open_store
+from replica.parallel.group import RankGroup, TensorParallel, join_store, open_store
+from replica.parallel.step_channel import GroupBroken
 from replica.step import BlockCopy, Draw, Outcome, Row, RunnerLost, Step, StepResult
 
 DEADLINE_S = 2.5
@@ -195,7 +196,8 @@ def incomplete(rank: int, size: int, port: Any, results: Any) -> None:
 
 def run(target: Callable[..., None], size: int, expect: int, timeout_s: float = 60.0) -> list[Any]:
     """Run `target` on `size` ranks; the first `expect` results, sorted. The processes have ended when it returns."""
-    context = get_context("spawn")
+    context = get_context("forkserver")  # torch is imported once, not by every rank of every test
+    context.set_forkserver_preload([__name__])
     port = context.Value("i", 0)
     results = context.Queue()
     processes = [context.Process(target=target, args=(rank, size, port, results), daemon=True) for rank in range(size)]

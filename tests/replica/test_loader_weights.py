@@ -25,6 +25,7 @@ from replica.models.loader_safetensors import SafetensorsSource
 from replica.models.model_config import shard_problem
 from replica.models.weight_source import Part, WeightSource
 from replica.parallel.group import SingleRank
+from replica.parallel.card import RankCard
 from replica.runner import ModelRunner
 from replica.step import Row, Step
 from tests.replica.model_driver import Driver, greedy
@@ -46,6 +47,9 @@ class Rank:
         raise AssertionError("loading needs no collective")
 
     all_gather_last_dim = all_reduce
+
+    def agree(self, own: RankCard) -> None:
+        """The others are not there."""
 
 
 @pytest.mark.parametrize(
