@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ray
 from ray import serve
@@ -11,7 +12,14 @@ from ray import serve
 from cluster import membership, telemetry
 from cluster.config import Config
 from cluster.cores import threads_per_replica, usable_cores, yield_to_others
-from cluster.rank_actors import RankActors, limit_threads
+from cluster.rank_actors import RankActors, RankError, die_with_parent, limit_threads
+from cluster.rank_watch import SILENCE_S, RankWatch
+
+if TYPE_CHECKING:
+    from replica.config import EngineConfig
+    from replica.parallel.group import RankGroup
+
+EXIT_GROUP_LOST = 70
 
 
 class Replica:
@@ -33,22 +41,61 @@ class Replica:
 
         engine = config.engine.model_copy(update={"num_threads": threads, "served_model_name": config.model_name})
         host = str(ray.util.get_node_ip_address())
-        group = None
-        if engine.tensor_parallel_size > 1 and engine.runner != "mock":
-            self._ranks, group = await RankActors.start(engine, self._replica_id, host)
-        self._server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage, group=group)
-        await self._server.start()
+        group = await self._start_ranks(engine, host)
+        server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage, group=group)
+        await self._started(server.start())
+        self._server = server
         self._dtype, self._kernels = self._server.dtype, self._server.kernels
         self._log.info("replica ready", threads=threads, kernels=self._kernels)
+
+    async def _start_ranks(self, engine: EngineConfig, host: str) -> RankGroup | None:
+        """Ranks 1 …, watched from now on. Raises RankError."""
+        if engine.tensor_parallel_size == 1 or engine.runner == "mock":
+            return None
+        die_with_parent()
+        self._ranks, group = await RankActors.start(engine, self._replica_id, host)
+        self._watch = RankWatch(self._ranks)
+        self._lost = asyncio.create_task(self._watch.lost())
+        return group
+
+    async def _started(self, start: Any) -> None:
+        """Wait for the engine. What a rank has to say about it is said as its RankError."""
+        if self._ranks is None:
+            await start
+            return
+        from replica.step import RunnerLost
+
+        starting = asyncio.create_task(start)
+        await asyncio.wait([starting, self._lost], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            raise RankError(self._lost.result())
+        try:
+            starting.result()
+        except RunnerLost as error:
+            raise await self._ranks.why(error) from None
+        self._watch.silence_s, self._watch.engine_fault = SILENCE_S, self._engine_fault
+        self._lost.add_done_callback(lambda lost: lost.cancelled() or self._give_up(lost.result()))
+
+    def _engine_fault(self) -> str:
+        try:
+            self._server.check_health()
+        except Exception as error:
+            return str(error)
+        return ""
+
+    def _give_up(self, reason: str) -> NoReturn:
+        """The group is lost: nothing can be drained or closed that would not wait for it."""
+        self._log.error("tensor-parallel group lost, the replica ends", reason=reason)
+        assert self._ranks is not None
+        self._ranks.kill()
+        os._exit(EXIT_GROUP_LOST)
 
     def record_replica_metadata(self) -> dict[str, Any]:
         host, port = self._server.address
         return membership.publish(host, port)
 
     def check_health(self) -> None:
-        """Raises when the engine makes no progress with work pending, or a rank is gone: Serve replaces the replica."""
-        if self._ranks is not None:
-            self._ranks.check()
+        """Raises when the engine makes no progress with work pending: Serve replaces the replica."""
         self._server.check_health()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -63,7 +110,11 @@ class Replica:
         if server is None:  # the constructor failed
             return
         del self._server
+        if self._ranks is not None:
+            self._watch.engine_fault = lambda: ""  # it stops; a rank that is lost meanwhile still ends the drain
         await server.drain(self._drain_timeout_s)
+        if self._ranks is not None:
+            self._lost.cancel()  # they leave now
         await server.stop()
         if self._ranks is not None:
             self._ranks.stop()

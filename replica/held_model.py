@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import CacheLayout
-from kernels.ops import Operators, choose_device, choose_operators
+from kernels.ops import KernelError, Operators, choose_device, choose_operators
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
@@ -65,7 +65,7 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     if problem:
         raise ModelError(f"{config.model}: {problem}")
     check_tensors(files, model_config)
-    device = choose_device(tp.rank)
+    device = _device(config, tp.rank)
     operators = choose_operators(device)
     choice = choose_step(config, model_config, device, tp.size)
     dtype = choice.dtype
@@ -102,6 +102,13 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
         source.close()
     stages.ended("weights")
     return HeldModel(files, model_config, forward, choice.reason, dtype, operators, pool, size)
+
+
+def _device(config: EngineConfig, rank: int) -> torch.device:
+    try:
+        return choose_device(rank, config.device)
+    except KernelError as error:
+        raise ModelError(str(error)) from error
 
 
 def _empty_pool(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

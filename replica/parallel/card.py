@@ -32,14 +32,16 @@ def card(*, weights: str, dtype: torch.dtype, kernels: str, num_blocks: int, blo
     except importlib.metadata.PackageNotFoundError:
         version = ""
     name = str(dtype).removeprefix("torch.")
-    return RankCard(version, step_codec.VERSION, torch.__version__, weights, name, kernels, num_blocks, block_size, max_model_len)
+    return RankCard(version, step_codec.VERSION, str(torch.__version__), weights, name, kernels, num_blocks, block_size, max_model_len)
 
 
 def difference(cards: Sequence[RankCard]) -> str:
     """The first rank that differs from rank 0 and in what, in one line; '' when all agree."""
     first = msgspec.structs.asdict(cards[0])
     for rank, other in enumerate(cards):
-        differing = [f"{name} {value!r} (rank 0: {first[name]!r})" for name, value in msgspec.structs.asdict(other).items() if value != first[name]]
+        differing = [
+            f"{name} {value!r} (rank 0: {first[name]!r})" for name, value in msgspec.structs.asdict(other).items() if value != first[name]
+        ]
         if differing:
             return f"rank {rank} differs from rank 0: {', '.join(differing)}"
     return ""

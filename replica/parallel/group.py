@@ -27,6 +27,7 @@ Backend = Literal["gloo", "nccl"]
 T = TypeVar("T")
 _CARD, _READY, _FAILED = b"c", b"r", b"f"
 
+
 class TensorParallel(Protocol):
     """What a sharded layer needs to know and to ask."""
 

@@ -14,7 +14,9 @@ Columns, not rows: each is packed and unpacked in one call.
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
+from array import array
 from collections.abc import Sequence
 from itertools import chain, islice
 
@@ -71,12 +73,13 @@ class StepEncoder:
         tokens = list(chain.from_iterable([row.tokens for row in rows]))
         scored = [row.score_from for row in rows if row.score_from is not None]
         ends = [end for copy in step.copies for end in (copy.source, copy.target)]
-        flags = [(row.draw is not None) + 2 * (row.score_from is not None) for row in rows]
+        flags = bytes([(row.draw is not None) + 2 * (row.score_from is not None) for row in rows])
         columns = [*[row.start for row in rows], *[len(row.tokens) for row in rows], *kept, *new]
         contents = [*tokens, *pages, *scored, *ends]
-        form = f"<{len(rows)}Q{len(columns)}I{len(rows)}B{len(contents)}I"
-        body = struct.pack(form, *[row.request for row in rows], *columns, *flags, *contents)
-        return _seal(_HEADER.pack(MAGIC, VERSION, _STEP, step.step_id, len(rows), len(tokens), len(pages), len(scored), len(ends) // 2), body)
+        body = b"".join((_packed("Q", [row.request for row in rows]), _packed("I", columns), flags, _packed("I", contents)))
+        return _seal(
+            _HEADER.pack(MAGIC, VERSION, _STEP, step.step_id, len(rows), len(tokens), len(pages), len(scored), len(ends) // 2), body
+        )
 
 
 def encode_stop() -> bytes:
@@ -111,9 +114,13 @@ class StepDecoder:
         expected = HEADER_BYTES + rows * (8 + 4 * 4 + 1) + 4 * words
         if len(data) != expected:
             raise CodecError(f"step {step_id} has {len(data)} bytes, {expected} were expected")
-        values = struct.unpack_from(f"<{rows}Q{4 * rows}I{rows}B{words}I", data, HEADER_BYTES)
-        requests, starts, lengths, kept, new, flags = (values[i * rows : (i + 1) * rows] for i in range(6))
-        rest = iter(values[6 * rows :])
+        columns = HEADER_BYTES + 8 * rows
+        contents = columns + 17 * rows
+        requests = _unpacked("Q", data[HEADER_BYTES:columns])
+        values = _unpacked("I", data[columns : contents - rows])
+        starts, lengths, kept, new = (values[i * rows : (i + 1) * rows] for i in range(4))
+        flags = data[contents - rows : contents]
+        rest = iter(_unpacked("I", data[contents:]))
         if sum(lengths) != num_tokens or sum(new) != num_pages or sum(flag & _SCORED for flag in flags) != _SCORED * num_scored:
             raise CodecError(f"the columns of step {step_id} contradict each other")
         if num_tokens == rows and max(lengths, default=1) == 1:  # as in most steps: each decodes
@@ -137,6 +144,22 @@ class StepDecoder:
             for request, ids, start, flag, scored in zip(requests, tokens, starts, flags, score_from, strict=True)
         )
         return Step(step_id, decoded, tuple(BlockCopy(next(rest), next(rest)) for _ in range(copies)))
+
+
+def _packed(kind: str, values: list[int]) -> bytes:
+    """Little-endian, four bytes each ("I") or eight ("Q")."""
+    packed = array(kind, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpacked(kind: str, data: bytes) -> list[int]:
+    unpacked = array(kind)
+    unpacked.frombytes(data)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return unpacked.tolist()
 
 
 def _seal(header: bytes, body: bytes) -> bytes:

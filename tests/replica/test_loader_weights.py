@@ -24,8 +24,8 @@ from replica.models.loader_gguf import GgufSource
 from replica.models.loader_safetensors import SafetensorsSource
 from replica.models.model_config import shard_problem
 from replica.models.weight_source import Part, WeightSource
-from replica.parallel.group import SingleRank
 from replica.parallel.card import RankCard
+from replica.parallel.group import SingleRank
 from replica.runner import ModelRunner
 from replica.step import Row, Step
 from tests.replica.model_driver import Driver, greedy

@@ -59,7 +59,10 @@ def test_ranks_that_share_a_kv_head_hold_it_whole(tmp_path: Path) -> None:
 
 def test_sizes_that_do_not_divide_name_those_that_do(tmp_path: Path) -> None:
     directory = write_tiny_llama(tmp_path)  # 6 heads, 3 KV heads, 132 tokens
-    for size, reason in ((2, r"KV heads \(3\)"), (5, r"attention heads \(6\), KV heads \(3\), feed-forward width \(96\), vocabulary \(132\)")):
+    for size, reason in (
+        (2, r"KV heads \(3\)"),
+        (5, r"attention heads \(6\), KV heads \(3\), feed-forward width \(96\), vocabulary \(132\)"),
+    ):
         with pytest.raises(ModelError, match=rf"tensor_parallel_size {size} does not divide {reason}; sizes that work: 1, 3, 6$"):
             lead(size, lambda tp, size=size: ModelRunner(config_of(directory, size), tp=tp), answers)
 
