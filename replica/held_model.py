@@ -17,7 +17,9 @@ from kernels.ops import KernelError, Operators, choose_device, choose_operators
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
+from replica.device import CudaDevice
 from replica.forward import CpuForward, Forward, TorchForward
+from replica.held_on_device import OnDevice, hold_on_device
 from replica.kv_pool import PoolSize, size_pool
 from replica.models.config import read_model_config
 from replica.models.loader import Placement, load_model, open_source, rotary_table
@@ -69,6 +71,11 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     operators = choose_operators(device)
     choice = choose_step(config, model_config, device, tp.size)
     dtype = choice.dtype
+    if device.type == "cuda":
+        place = OnDevice(config, model_config, CudaDevice(device), operators, dtype, tp)
+        graphed, size = hold_on_device(place, files)
+        stages.ended("weights, KV pool, graphs")
+        return HeldModel(files, model_config, graphed, choice.reason, dtype, operators, graphed.pool, size)
     size = size_pool(config, model_config, dtype.itemsize)
     tp.agree(
         card(

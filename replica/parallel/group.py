@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from replica.parallel import card
+from replica.parallel.all_reduce import AllReduceError, SizedAllReduce, wanted_table
 from replica.parallel.card import RankCard
 from replica.parallel.interface import InterfaceError, choose_interface
 from replica.parallel.step_channel import GroupBroken, Leader, Peer, follow
@@ -122,14 +123,15 @@ class RankGroup:
                 self._peer = follow(store, rank, join_timeout_s)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=join_timeout_s))
             self._run(dist.barrier)
+            self._reduce = _all_reduce(backend)
             _set_pg_timeout(timedelta(seconds=deadline_s))  # only now: joining has a deadline of its own
-        except (dist.DistError, RuntimeError, InterfaceError, RunnerLost) as error:
+        except (dist.DistError, RuntimeError, InterfaceError, AllReduceError, RunnerLost) as error:
             self.close()
             raise GroupBroken(f"rank {rank} of {size} could not join within {join_timeout_s:g} s: {_first_line(error)}") from error
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         self._meet_once()
-        self._run(lambda: dist.all_reduce(tensor))
+        self._run(lambda: self._reduce(tensor))
         return tensor
 
     def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -217,6 +219,15 @@ class RankGroup:
         except (dist.DistError, RuntimeError, RunnerLost) as error:
             self.broken = _first_line(error)
             raise GroupBroken(f"rank {self.rank} of {self.size}: {self.broken}") from error
+
+
+def _all_reduce(backend: Backend) -> Callable[[torch.Tensor], object]:
+    """Between GPUs by a table of sizes; all ranks set it up together."""
+    if backend == "gloo":
+        return dist.all_reduce
+    assert dist.group.WORLD is not None
+    device = torch.device("cuda", torch.cuda.current_device())
+    return SizedAllReduce(wanted_table(), dist.all_reduce, dist.group.WORLD.group_name, device)
 
 
 def _first_line(error: BaseException) -> str:

@@ -124,7 +124,7 @@ class StepDecoder:
         if sum(lengths) != num_tokens or sum(new) != num_pages or sum(flag & _SCORED for flag in flags) != _SCORED * num_scored:
             raise CodecError(f"the columns of step {step_id} contradict each other")
         if num_tokens == rows and max(lengths, default=1) == 1:  # as in most steps: each decodes
-            tokens = list(zip(islice(rest, rows), strict=False))
+            tokens: list[tuple[int, ...]] = list(zip(islice(rest, rows), strict=False))
         else:
             tokens = [tuple(islice(rest, length)) for length in lengths]
         before, now = self._pages, dict[int, list[int]]()
