@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ray
@@ -88,6 +89,7 @@ class Replica:
         self._log.error("tensor-parallel group lost, the replica ends", reason=reason)
         assert self._ranks is not None
         self._ranks.kill()
+        (sys.__stderr__ or sys.stderr).flush()
         os._exit(EXIT_GROUP_LOST)
 
     def record_replica_metadata(self) -> dict[str, Any]:

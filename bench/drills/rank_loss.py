@@ -66,8 +66,17 @@ class Loss:
     replaced_after_s: float | None
 
     @property
+    def lost_streams(self) -> dict[str, str]:
+        """What became of each stream that did not complete, by its number."""
+        return {
+            str(i): f"{record.outcome}, status {record.status}, {record.tokens_seen} tokens, {'; '.join(record.problems)}"
+            for i, record in enumerate(self.disturbed)
+            if record.outcome is not Outcome.COMPLETED
+        }
+
+    @property
     def lost(self) -> int:
-        return sum(record.outcome is not Outcome.COMPLETED for record in self.disturbed)
+        return len(self.lost_streams)
 
     @property
     def changed(self) -> int:
@@ -190,8 +199,14 @@ def report(losses: list[Loss], before: Holding, after: Holding, left: int, confi
         result.at_most("processes_after_stop", float(left), 0, "processes"),
         result.plain("excused_near_ties", float(sum(len(loss.differences) - loss.changed for loss in losses)), "streams"),
     ]
-    details = [
-        {"fault": loss.fault, "moved_after_s": loss.moved_after_s, "silence_s": loss.silence_s, "replaced_after_s": loss.replaced_after_s}
+    details: list[object] = [
+        {
+            "fault": loss.fault,
+            "moved_after_s": loss.moved_after_s,
+            "silence_s": loss.silence_s,
+            "replaced_after_s": loss.replaced_after_s,
+            "lost": loss.lost_streams,
+        }
         for loss in losses
     ]
     return Result("rank-loss", configuration, metrics=tuple(metrics), details={"losses": details})
