@@ -125,8 +125,8 @@ class RankActors:
         raise RankError(f"rank {rank} has stopped")
 
     async def why(self, error: Exception) -> RankError:
-        """What went wrong, in a rank's own words where one has ended: others only notice that it is gone."""
-        if " rank " not in f" {error}".split(":", 1)[-1]:
+        """What went wrong, in a rank's own words where one has ended: rank 0 itself only notices that another is gone."""
+        if str(error).startswith("rank 0 of"):
             for _ in range(int(_WHY_TIMEOUT_S / _POLL_S)):
                 try:
                     self.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ray
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from replica.parallel.group import RankGroup
 
 EXIT_GROUP_LOST = 70
+LATE_S = 3.0  # routers move a stalled replica's streams at once; it is given up when it has been stalled for this long
 
 
 class Replica:
@@ -30,6 +32,7 @@ class Replica:
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
         self._ranks: RankActors | None = None
+        self._stalled_since_s: float | None = None
         self._drain_timeout_s = config.router.drain_timeout_s
         telemetry.configure(config.serve, process=f"replica {self._replica_id}")
         self._log = telemetry.logger().bind(model=config.model_name, replica=self._replica_id)
@@ -78,10 +81,15 @@ class Replica:
         self._lost.add_done_callback(lambda lost: lost.cancelled() or self._give_up(lost.result()))
 
     def _engine_fault(self) -> str:
+        """Why it will not go on: its thread is over, or it has stalled for so long that no busy machine explains it."""
+        if not self._server.pulse().alive:
+            return self._server.pulse().reason
         try:
             self._server.check_health()
         except Exception as error:
-            return str(error)
+            self._stalled_since_s = self._stalled_since_s or time.monotonic()
+            return str(error) if time.monotonic() - self._stalled_since_s > LATE_S else ""
+        self._stalled_since_s = None
         return ""
 
     def _give_up(self, reason: str) -> NoReturn:

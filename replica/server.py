@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 STALL_MIN_S = 2.0  # no progress for max(this, STALL_STEPS × predicted step) while work is pending: stalled
 STALL_STEPS = 4.0
-GROUP_STALL_MIN_S = 1.5  # of a tensor-parallel replica, which ends itself when it stalls: before its routers give it up
 
 
 class Unhealthy(Exception):
@@ -157,8 +156,7 @@ class ReplicaServer:
         }
 
     def _stall_s(self) -> float:
-        least_s = STALL_MIN_S if self._group is None else GROUP_STALL_MIN_S
-        return max(least_s, STALL_STEPS * self._started().link.fanout.load.predicted_step_s)
+        return max(STALL_MIN_S, STALL_STEPS * self._started().link.fanout.load.predicted_step_s)
 
     def _started(self) -> _Parts:
         if self._parts is None:
