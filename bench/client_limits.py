@@ -12,8 +12,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from statistics import median
 
 import uvloop
 
@@ -78,17 +80,22 @@ def steady_rate(records: list[RequestRecord]) -> float:
     return sum(times[0] + quarter_s <= time_s < times[0] + 3 * quarter_s for time_s in times) / (2 * quarter_s)
 
 
-def report(limits: Limits, configuration: dict[str, str]) -> Result:
-    added = [late_s for record in limits.records for late_s in added_s(record)]
-    p50, p99 = quantile(added, 0.5), quantile(added, 0.99)
-    summary = summarize(limits.records)
+def report(runs: Sequence[Limits], configuration: dict[str, str]) -> Result:
+    """The middle run counts; the worst is shown beside it."""
+    added = [[late_s for record in run.records for late_s in added_s(record)] for run in runs]
+    p99s_ms = [1e3 * (quantile(run, 0.99) or 0.0) for run in added]
+    records = tuple(chain.from_iterable(run.records for run in runs))
+    summary = summarize(records)
     metrics = (
         result.at_most("failed", float(summary.requests - summary.completed), 0, "requests"),
-        result.plain("chunks_per_s", limits.steady_chunks_per_s, "chunks/s offered, steady"),
-        result.plain("cpu_per_chunk", 1e6 * limits.cpu_s / max(limits.chunks, 1), "us"),
-        result.at_least("chunks_per_core_s", limits.chunks / max(limits.cpu_s, 1e-9), CHUNKS_PER_S_MIN, "chunks/s of a busy core"),
-        result.plain("added.p50", None if p50 is None else 1e3 * p50, "ms"),
-        result.at_most("added.p99", None if p99 is None else 1e3 * p99, ADDED_P99_MS_MAX, "ms"),
+        result.plain("chunks_per_s", median(run.steady_chunks_per_s for run in runs), "chunks/s offered, steady"),
+        result.plain("cpu_per_chunk", 1e6 * median(run.cpu_s / max(run.chunks, 1) for run in runs), "us"),
+        result.at_least(
+            "chunks_per_core_s", median(run.chunks / max(run.cpu_s, 1e-9) for run in runs), CHUNKS_PER_S_MIN, "chunks/s of a busy core"
+        ),
+        result.plain("added.p50", 1e3 * median(quantile(run, 0.5) or 0.0 for run in added), "ms"),
+        result.at_most("added.p99", median(p99s_ms), ADDED_P99_MS_MAX, "ms, of the middle run"),
+        result.plain("added.p99.worst", max(p99s_ms), "ms, of the worst run"),
     )
     return Result("client-limits", configuration, (WorkResult("limits", "against the mock worker", summary),), metrics)
 
@@ -108,6 +115,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=200, help="of each stream")
     parser.add_argument("--token-ms", type=float, default=50.0)
+    parser.add_argument("--repeats", type=int, default=5, help="runs; the middle one counts")
     options = parser.parse_args()
     limit_connections()
     cores = sorted(os.sched_getaffinity(0))
@@ -117,12 +125,16 @@ def main() -> int:
         try:
             address = mock.stdout.readline().split()[-1]
             ahead = alone(mock.pid, cores[:1]) and alone(0, cores[-1:])
-            limits = uvloop.run(measure(f"http://{address}", options.streams, options.tokens))
+            runs = [uvloop.run(measure(f"http://{address}", options.streams, options.tokens)) for _ in range(options.repeats)]
         finally:
             mock.terminate()
     configuration = {"streams": str(options.streams), "tokens": str(options.tokens), "token_ms": f"{options.token_ms:g}"}
-    configuration |= {"cores": "one each" if len(cores) > 1 else "one for both", "priority": "real-time" if ahead else "normal"}
-    outcome = report(limits, configuration)
+    configuration |= {
+        "repeats": str(options.repeats),
+        "cores": "one each" if len(cores) > 1 else "one for both",
+        "priority": "real-time" if ahead else "normal",
+    }
+    outcome = report(runs, configuration)
     result.show(outcome)
     return 0 if outcome.holds else 1
 

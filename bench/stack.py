@@ -7,7 +7,6 @@ import ctypes
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import IO
 from bench import http_page, processes
 from bench.processes import Process
 from bench.result import ROOT
+from cluster.environment import free_range
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
@@ -86,10 +86,8 @@ def _end_with_parent() -> None:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A TCP port that nobody listens on now, and that no connection of Ray's takes before the server binds it."""
+    return free_range(1)
 
 
 def start(arguments: Sequence[str] = (), *, timeout_s: float = START_TIMEOUT_S, command: Sequence[str] = SERVE) -> Stack:

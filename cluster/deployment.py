@@ -187,7 +187,8 @@ def failure(messages: list[str]) -> StartError:
             kind = kind.rsplit(".", 1)[-1]
             if kind in USER_FAULTS:
                 return StartError(said.strip())
-            return StartError(f"{kind}:{said}", see_logs=True)
+            alerts = "; ".join(line for line in message.splitlines() if line.startswith("[ALERT]"))  # why HAProxy ended
+            return StartError(f"{kind}:{said}{'; ' * bool(alerts)}{alerts}", see_logs=True)
     return StartError(next((message for message in messages if message), "the application failed to start"), see_logs=True)
 
 

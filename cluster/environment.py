@@ -18,6 +18,7 @@ from cluster.config import Config
 from cluster.cores import usable_cores
 
 LONGEST_STREAM_S = 3600
+_OTHER_PORTS = 5  # HAProxy's metrics and statistics, a spare one, and the two of Serve's fallback proxy
 ROUTER_PORTS = 64  # for the routers of this machine, present and recently gone
 IDLE_CLOSE_S = 5  # connections to a HAProxy that was replaced: it knows only the servers of its time
 _HAPROXY_CHECK_TIMEOUT_S = 10.0
@@ -36,8 +37,9 @@ def serve_environment(config: Config, *, haproxy: Path | None, scratch: Path) ->
 
     HAProxy's files lie under `scratch`, so that two clusters of one machine do not meet.
     """
-    metrics_port, stats_port, spare_port, fallback_port, fallback_grpc_port = free_ports(5)
-    first_router_port = free_range(ROUTER_PORTS)
+    first = free_range(_OTHER_PORTS + ROUTER_PORTS)
+    first_router_port = first + _OTHER_PORTS
+    metrics_port, stats_port, spare_port, fallback_port, fallback_grpc_port = range(first, first_router_port)
     common = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no GPU reserved must not hide the GPUs
@@ -134,17 +136,12 @@ def mortal(binary: Path, wrapper: Path) -> Path:
     return wrapper
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on right now, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-
-
 def free_range(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on right now. Below those that the kernel hands out by itself."""
+    """The first of `count` ports in a row that nobody listens on right now.
+
+    Below those that the kernel hands out by itself: Ray opens hundreds of connections between this and the time they are bound,
+    and any of them would take such a port away.
+    """
     for _ in range(_RANGE_TRIES):
         first = secrets.randbelow(_RANGE_PORTS[1] - _RANGE_PORTS[0] - count) + _RANGE_PORTS[0]
         with ExitStack() as stack:

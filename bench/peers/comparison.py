@@ -17,6 +17,7 @@ from bench.works import Work
 
 Measure = Callable[[Contestant, str], Awaitable[tuple[WorkResult, ...]]]
 Check = Callable[[Contestant, str], Awaitable[SameModel | None]]
+PEERS = "peers"  # a result of this name compares servers
 LONG_PROMPT = "e"  # compared by its time to first token; the others by output tokens/s
 AGAIN = " again"
 TEXT_OFF_PERCENT_MAX = 2.0  # a begin token of its own may be added to a prompt sent as text, and no more
@@ -133,4 +134,4 @@ def metrics_of(columns: Sequence[Column], labels: Sequence[str], works: Sequence
 def result_of(columns: Sequence[Column], labels: Sequence[str], works: Sequence[Work], configuration: dict[str, str]) -> Result:
     named = tuple(replace(work, name=f"{column.name}/{work.name}") for column in columns for work in column.works)
     details: dict[str, object] = {"columns": [{**asdict(column), "works": [work.name for work in column.works]} for column in columns]}
-    return Result("peers", configuration, named, metrics_of(columns, labels, works), details)
+    return Result(PEERS, configuration, named, metrics_of(columns, labels, works), details)

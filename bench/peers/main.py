@@ -25,6 +25,7 @@ from bench.peers.routers import PublicRouter
 from bench.peers.same_model import SameModel
 from bench.peers.table import markdown_of
 from bench.peers.work_runs import chosen_works, measure, with_requests
+from bench.report_command import report
 from bench.result import ROOT, WorkResult
 from bench.server import first_model
 from replica.contract.gguf_header import read_gguf_header
@@ -71,6 +72,8 @@ def compare(request: Request, folder: Path) -> int:
     path.with_suffix(".md").write_text(markdown)
     console.print(Markdown(markdown))
     console.print(f"written to {path.relative_to(ROOT)} and .md")
+    for drawn in report(path, console):
+        console.print(f"written to {drawn.relative_to(ROOT)}")
     return 0 if outcome.holds and any(column.works for column in columns if column.name not in labels) else 1
 
 

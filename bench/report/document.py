@@ -7,10 +7,12 @@ from pathlib import Path
 
 from bench.analysis.at_load import name_of
 from bench.analysis.knee import find_knee
+from bench.peers.comparison import PEERS
 from bench.report import figure
 from bench.report.evidence_text import findings_of, lines_of
 from bench.report.page import Block, Grid, Picture, Section, render
 from bench.report.pictures import curves_of, pictures
+from bench.report.servers import write_servers_report
 from bench.request_log import RequestRow
 from bench.result import ResultFile, load_requests, load_result
 from bench.scorecard_table import heading_of, problem_lines, rows_of
@@ -19,8 +21,10 @@ COLUMNS_MAX = 9  # of one table
 
 
 def write_report(source: Path) -> list[Path]:
-    """Beside the result file `source`; the paths. Raises ValueError for what is no result with points."""
+    """Beside the result file `source`; the paths. Raises ValueError for what is no result with points, nor one of servers."""
     result = load_result(source)
+    if result.name == PEERS and result.works:
+        return write_servers_report(source, result)
     if not result.points:
         raise ValueError(f"{source.name} holds no measured points: there is nothing to draw")
     rows = load_requests(source)

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import processes
+from cluster.environment import free_range
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 240.0
@@ -32,7 +32,7 @@ class Stack:
     """A running `rantang serve`, the process that a user would start and stop."""
 
     def __init__(self, *flags: str) -> None:
-        self.port = _free_port()
+        self.port = free_range(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.scratch = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
         self.output = self.scratch / "output"
@@ -167,9 +167,3 @@ def read_stream(response: Any) -> tuple[list[int], bool]:
         assert "error" not in event, event
         ids += [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
     return ids, False
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

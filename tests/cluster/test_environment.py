@@ -27,6 +27,14 @@ def test_every_port_is_this_clusters_own() -> None:
     assert not one & SERVES_OWN
 
 
+def test_no_port_is_one_that_the_kernel_gives_to_connections() -> None:
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for haproxy in (Path("haproxy"), None):
+        variables = serve_environment(Config(), haproxy=haproxy, scratch=Path("a"))
+        chosen = {int(port) for name, port in variables.items() if name.endswith("_PORT")} - {8000, 8001}
+        assert chosen and max(chosen) < given
+
+
 def test_a_range_is_free_and_goes_round_what_is_not() -> None:
     first = free_range(8)
     for port in range(first, first + 8):

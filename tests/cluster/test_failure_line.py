@@ -27,6 +27,11 @@ def test_the_last_exception_is_what_counts(error: str, line: str, see_logs: bool
     assert (str(found), found.see_logs) == (line, see_logs)
 
 
+def test_why_haproxy_ended_is_said() -> None:
+    notices = "RuntimeError: HAProxy crashed during startup: [NOTICE] (7) : v2\n[ALERT] (7) : cannot bind socket for [0.0.0.0:8000]\n"
+    assert "cannot bind socket for [0.0.0.0:8000]" in str(failure([notices]))
+
+
 def test_a_message_without_an_exception_is_said_as_it_is() -> None:
     assert str(failure(["", "the cluster is full"])) == "the cluster is full"
     assert str(failure([])) == "the application failed to start"
