@@ -15,6 +15,7 @@ from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.forward import Computed
 from replica.parallel.broadcast import LeadingRunner
+from replica.parallel.step_channel import GroupBroken
 from replica.runner import ModelRunner
 from replica.step import Step, StepResult
 from tests.replica.model_driver import Driver, greedy
@@ -65,6 +66,15 @@ def test_sizes_that_do_not_divide_name_those_that_do(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=rf"tensor_parallel_size {size} does not divide {reason}; sizes that work: 1, 3, 6$"):
             lead(size, lambda tp, size=size: ModelRunner(config_of(directory, size), tp=tp), answers)
+
+
+def test_ranks_that_read_other_weights_are_refused(tmp_path: Path) -> None:
+    """The control: the same weights in two places are the same."""
+    places = {seed: write_tiny_llama(tmp_path / str(seed), seed=seed) for seed in (0, 1)}
+    copy = write_tiny_llama(tmp_path / "copy", seed=0)
+    with pytest.raises(GroupBroken, match=r"^rank 2 differs from rank 0: weights '\w+' \(rank 0: '\w+'\)$"):
+        lead(3, lambda tp: ModelRunner(config_of(places[int(tp.rank == 2)], 3), tp=tp), answers)
+    assert lead(3, lambda tp: ModelRunner(config_of(copy if tp.rank == 2 else places[0], 3), tp=tp), lambda runner: "same") == "same"
 
 
 class NoisyForward:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -29,11 +30,12 @@ class Ranks:
         try:
             self.parts[rank] = part
             self.barrier.wait()
-            parts = list(self.parts)
-            self.barrier.wait()
-            return parts
         except threading.BrokenBarrierError:
             raise GroupBroken(f"rank {rank}: another rank has left") from None
+        parts = list(self.parts)
+        with contextlib.suppress(threading.BrokenBarrierError):  # one that has its parts may leave before another wakes up
+            self.barrier.wait()
+        return parts
 
 
 class Rank:
