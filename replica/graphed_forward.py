@@ -27,6 +27,7 @@ from replica.step_inputs import StepInputs
 GRAPHS_MAX = 96  # beyond it steps of new shapes are computed as they come
 EAGER_RUNS = 2  # before a capture: kernels are compiled and libraries set up
 PAGES_MIN = 64  # narrowest table
+HOST_ONLY = "host_only"
 Plans = Mapping[int | None, Any]
 
 
@@ -178,11 +179,15 @@ class GraphedForward:
 
 
 def _shape(value: Any) -> Hashable:
-    """Of a tree of tensors: the shapes and dtypes of the tensors, everything else as it is. Equal ones may stand for each other."""
+    """Of a tree of tensors: the shapes and dtypes of the tensors, everything else as it is. Equal ones may stand for each other.
+
+    A field with the metadata HOST_ONLY is looked at before a launch and never in one: it may differ.
+    """
     if isinstance(value, Tensor):
         return (tuple(value.shape), str(value.dtype))
     if dataclasses.is_dataclass(value):
-        return (type(value).__name__, *(_shape(getattr(value, field.name)) for field in dataclasses.fields(value)))
+        kept = (field.name for field in dataclasses.fields(value) if not field.metadata.get(HOST_ONLY))
+        return (type(value).__name__, *(_shape(getattr(value, name)) for name in kept))
     if isinstance(value, list | tuple):
         return tuple(_shape(each) for each in value)
     if isinstance(value, dict):

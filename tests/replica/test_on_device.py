@@ -105,6 +105,24 @@ def test_pages_of_requests_are_never_those_of_rows_that_pad(tmp_path: Path) -> N
     assert bool(runner._pool[:, :64].isnan().all()) and bool(runner._pool[:, 64].isfinite().all())
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    lengths: torch.Tensor
+    splits: int
+    page_limit: int = dataclasses.field(metadata={graphed_forward.HOST_ONLY: True})
+
+
+def test_plans_stand_for_each_other_when_only_contents_differ() -> None:
+    shape = graphed_forward._shape
+    plan = Plan(torch.zeros(4), 2, 7)
+    assert shape(plan) == shape(Plan(torch.ones(4), 2, 900))
+    assert shape(plan) != shape(Plan(torch.zeros(5), 2, 7))
+    assert shape(plan) != shape(Plan(torch.zeros(4, dtype=torch.int32), 2, 7))
+    assert shape(plan) != shape(Plan(torch.zeros(4), 3, 7))
+    with pytest.raises(TypeError, match="a plan holds a host array"):
+        shape((plan, np.zeros(3)))
+
+
 def test_buckets_reach_the_most_rows_and_no_further() -> None:
     assert bucket_sizes(1) == (1,)
     assert bucket_sizes(6) == (1, 2, 4, 6)
