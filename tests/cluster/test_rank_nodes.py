@@ -77,4 +77,4 @@ def test_ranks_on_nodes_of_their_own_see_their_own_gpu() -> None:
         assert sum("GB/s" in line for line in lines) == 3, lines
     assert results["too many"][0] == 1 and "rank 2 of 3 has no device" in results["too many"][1][-1]
     assert results["far too many"][0] == 1 and "rank 4 of 5 has no device" in results["far too many"][1][-1]
-    assert results["left"][0] == 0
+    assert results["groups left"] == 0
