@@ -100,7 +100,7 @@ def raylets(spaces: Namespaces, environment: dict[str, str], scratch: Path) -> I
         for process in reversed(started):
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
+                process.wait(5)  # it would drain for 30 s what nobody needs
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
