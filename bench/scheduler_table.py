@@ -7,6 +7,7 @@ tax it takes vLLM's steps and tokens one for one, so it stands for vLLM in the o
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ GPU = StepTimeCoefficients(a=8e-3, b=5e-5, c=2e-5, d=4e-8)  # an 8B-class model:
 SMALL_CPU = StepTimeCoefficients(a=15e-3, b=6e-4, c=1e-3, d=1e-7)  # the order of a 135M model on two cores
 FRACTIONS = {0.8: (14.8, 737), 0.6: (23.0, 946), 0.4: (21.8, 1092)}  # of the KV needed: vLLM's tax in %, vLLM's steps
 REQUESTS, PROMPT, OUTPUT = 64, 512, 512
+BLOCK = 16
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class Bench:
     batching: Batching = "adaptive"
     by_priority: bool = False
     steps: list[Step] = field(default_factory=list)
-    planning_s: list[float] = field(default_factory=list)
+    planning_s: list[float] = field(default_factory=list)  # CPU seconds of this thread
     engine: Engine = field(init=False)
     runner: MockRunner = field(init=False)
     _attempts: int = 0
@@ -51,7 +53,7 @@ class Bench:
             max_num_seqs=self.seqs,
             max_num_batched_tokens=self.budget,
             num_blocks=self.blocks,
-            block_size=16,
+            block_size=BLOCK,
             max_waiting=4096,
             vocab_size=VOCAB,
         )
@@ -68,14 +70,14 @@ class Bench:
         return self.engine.submit(0, GenerateRequest(number, str(number), 0, tuple(prompt), (), sampling, priority=priority))
 
     def step(self) -> None:
-        began = time.perf_counter()
+        began = time.thread_time()
         step = self.engine.plan()
-        planned = time.perf_counter()
+        planned = time.thread_time()
         assert step is not None
         answer = self.runner.execute(step)
-        executed = time.perf_counter()
+        executed = time.thread_time()
         self.engine.settle(step, answer)
-        self.planning_s.append(time.perf_counter() - executed + planned - began)
+        self.planning_s.append(time.thread_time() - executed + planned - began)
         self.steps.append(step)
 
     def run(self) -> int:
@@ -106,13 +108,22 @@ def decoding(running: int) -> Bench:
 
 
 def cost_s(running: int, steps: int) -> float:
-    """Median seconds of planning and settling a step of `running` decodes."""
+    """CPU seconds of planning and settling a step of `running` decodes: the median over periods in which everyone fills one block.
+
+    A step in which nobody needs a page or has a block to name would be cheaper, and few are so where many run.
+    """
     bench = decoding(running)
-    bench.planning_s.clear()
-    for _ in range(steps):
-        bench.step()
-        bench.steps.clear()  # what a step was is not kept here: it would be timed by the garbage collector
-    return statistics.median(bench.planning_s)
+    gc.collect()
+    gc.freeze()  # as a replica does when it is ready
+    periods = []
+    for _ in range(max(1, steps // BLOCK)):
+        bench.planning_s.clear()
+        for _ in range(BLOCK):
+            bench.step()
+            bench.steps.clear()  # what a step was is not kept here: it would be timed by the garbage collector
+        periods.append(sum(bench.planning_s) / BLOCK)
+    gc.unfreeze()
+    return statistics.median(periods)
 
 
 def overloaded_s(steps: int) -> float:

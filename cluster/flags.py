@@ -59,7 +59,7 @@ def _option(name: str, section: str, field: FieldInfo) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
     text = f"{field.description} [default: {_shown_default(field)}]"
     annotation: Any
-    if field.annotation is bool:
+    if bool in (field.annotation, *get_args(field.annotation)):
         info = typer.Option(f"{flag}/--no-{flag[2:]}", help=text, rich_help_panel=PANELS[section], show_default=False)
         annotation = Annotated[bool | None, info]
     elif name in RENAMED.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -50,6 +51,8 @@ class Replica:
         await self._started(server.start())
         self._server = server
         self._dtype, self._kernels = self._server.dtype, self._server.kernels
+        gc.collect()
+        gc.freeze()  # model and libraries stay: a collection in the middle of a step need not look at them
         self._log.info("replica ready", threads=threads, kernels=self._kernels)
 
     async def _start_ranks(self, engine: EngineConfig, host: str) -> RankGroup | None:

@@ -46,6 +46,9 @@ class EngineConfig(BaseModel):
         description="adaptive: prefill sized by the step-time model, skip-ahead, forecast of KV growth. "
         "Baselines: iteration (requests join and leave at any step, strictly in order); static (a batch runs until its last member ends).",
     )
+    async_scheduling: bool | None = Field(
+        None, description="Plan a step while the one before runs. Unset: where a GPU computes; on a CPU it would take the time it saves."
+    )
     scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="Order of the waiting queue.")
     max_num_partial_prefills: int = Field(4, ge=1, description="Prompts that may be partly prefilled at once.")
     long_prefill_token_threshold: int = Field(0, ge=0, description="Largest chunk of a prompt per step, tokens; 0 = only the budget.")

@@ -2,8 +2,9 @@
 
     while engine.has_work:            or, to let cancels in while a step runs:
         output = engine.step()            step = engine.plan()
-                                          result = runner.execute(step)
-                                          output = engine.settle(step, result)
+                                          wait = runner.begin(step)
+                                          engine.plan_ahead()  # or not
+                                          output = engine.settle(step, wait())
 
 Nothing that a request brings can end the engine: what is wrong with it is refused at `submit`; a row's error ends that
 request; a step that raises is taken apart, its requests run alone, and who fails alone ends with an error. Only
@@ -18,19 +19,19 @@ from dataclasses import dataclass
 import msgspec
 
 from replica.config import EngineConfig
-from replica.contract.messages import Bounce, BounceReason, EngineLimits, FinishReason, GenerateRequest, KvEvent, LoadReport, TokenDelta
+from replica.contract.messages import Bounce, BounceReason, EngineLimits, GenerateRequest, KvEvent, LoadReport, TokenDelta
 from replica.departures import Departures
+from replica.expectation import can_be_expected, expect, expect_nothing
 from replica.intake import Intake, MaskOf
 from replica.kv_manager import KvManager
 from replica.ledger import Ledger
 from replica.load import load_report
 from replica.outbox import Outbox
 from replica.plan import Plan
-from replica.request import State
 from replica.roster import Roster
 from replica.scheduler import Scheduler
 from replica.scheduling_policy import SchedulingPolicy
-from replica.settling import failure_of, settle
+from replica.settling import failure_of, settle, take_apart
 from replica.step import Runner, RunnerLost, Step, StepResult
 from replica.step_time_fit import StepTimeFit
 
@@ -77,6 +78,8 @@ class Engine:
         self._intake = Intake(self._limits, policy, model_name, revision, runner.eos_token_ids, mask_of)
         self._departures = Departures(self.roster, self.ledger, self._outbox)
         self._current: tuple[Plan, float] | None = None  # the step that runs, and when it began
+        self._expected = False  # the next one has been planned already
+        self._always_ahead = bool(config.async_scheduling)
         self._progress = 0
 
     @property
@@ -121,6 +124,8 @@ class Engine:
         step = self.plan()
         if step is None:
             return self.flush()
+        if self._always_ahead:
+            self.plan_ahead()
         try:
             result = self._runner.execute(step)
         except RunnerLost:
@@ -137,29 +142,41 @@ class Engine:
         plan = self._scheduler.plan(self.step_time.coefficients)
         if plan is None:
             return None
-        for request in plan.requests:
+        for request in plan.requests[plan.shape.decodes :]:
             if request.history.first_scheduled_s is None:
                 request.history.first_scheduled_s = now
                 request.history.cached_tokens = min(request.computed, request.terms.prompt_length)
         self._current = (plan, self._clock())
         return plan.step
 
+    def plan_ahead(self) -> None:
+        """While a step runs: plan the next one as far as it can be foreseen; `plan` will correct it. Never needed, and idempotent."""
+        assert self._current is not None, "no step runs"
+        plan = self._current[0]
+        if not self._expected and can_be_expected(plan) and self._scheduler.can_plan_ahead():
+            expect(plan)
+            self._expected = True
+            self._scheduler.plan_ahead(self.step_time.coefficients)
+
     def settle(self, step: Step, result: StepResult | Exception) -> EngineOutput:
         """Take in what the planned step brought, or that it raised."""
         assert self._current is not None and self._current[0].step is step, "this step was not planned last"
         plan, began_s = self._current
+        expected, self._expected = self._expected, False
         self._current = None
         duration_s = self._clock() - began_s
         self._progress += 1
         self._departures.drain_cancels()
         error = failure_of(plan, result)
         if isinstance(result, StepResult) and not error:
-            settle(plan, result, self.roster.kv, self._departures, vocab_size=self._limits.vocab_size)
+            settle(plan, result, self.roster.kv, self._departures, vocab_size=self._limits.vocab_size, expected=expected)
             self.step_time.observe(plan.shape, duration_s)
         else:
-            self._take_apart(plan, error)
+            if expected:
+                expect_nothing(plan)
+            take_apart(plan, error, self.roster, self._departures)
         self.roster.kv.end_step()
-        tokens = sum(len(row.tokens) for row in step.rows)
+        tokens = plan.shape.decodes + plan.shape.prefill_tokens
         return self._output(rows=len(step.rows), tokens=tokens, duration_s=duration_s, error=error)
 
     def flush(self) -> EngineOutput | None:
@@ -195,14 +212,6 @@ class Engine:
         self.roster.check(self.ledger.requests())
 
     # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _take_apart(self, plan: Plan, error: str) -> None:
-        """The step failed: who was alone in it ends; of several, each is run alone to see whose fault it is."""
-        if len(plan.requests) == 1:
-            if plan.requests[0].state is not State.FINISHED:  # else it was cancelled while it failed
-                self._departures.end(plan.requests[0], FinishReason.ERROR, error=error)
-        else:
-            self.roster.distrust(plan)
 
     def _output(self, *, rows: int = 0, tokens: int = 0, duration_s: float = 0.0, error: str = "") -> EngineOutput:
         events = self.roster.kv.pool.events.take()

@@ -12,14 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
 from replica.contract.messages import Bounce, BounceReason, GenerateRequest, KvEvent, LoadReport, TokenDelta
 from replica.engine_thread import EngineThread
 from replica.inbox import Cancels, Inbox
-from replica.step import Runner, RunnerLost, Step, StepResult
+from replica.step import AsynchronousRunner, Runner, RunnerLost, Step, StepResult
 
 DELIVERIES_MAX = 256  # undelivered reports; beyond it the engine waits for the event loop
 STUCK_WAIT_S = 0.02  # between two attempts to plan when there is work but none can be planned
@@ -28,6 +28,7 @@ STOP_TIMEOUT_S = 10.0
 LONG_STEP_S = 0.4  # a step predicted to take longer is announced before it runs
 
 _log = structlog.get_logger()
+T = TypeVar("T")
 
 
 class EngineOutput(Protocol):
@@ -54,6 +55,8 @@ class SteppedEngine(Protocol):
     def cancel_owner(self, owner: int) -> object: ...
 
     def plan(self) -> Step | None: ...
+
+    def plan_ahead(self) -> None: ...
 
     def settle(self, step: Step, result: StepResult | Exception) -> EngineOutput: ...
 
@@ -119,8 +122,9 @@ class EngineLoop:
         *,
         clock: Callable[[], float] = time.monotonic,
         thread: EngineThread | None = None,
+        ahead: bool = False,
     ) -> None:
-        """`thread`: the one the runner was made on; it is ended with the loop."""
+        """`thread`: the one the runner was made on; it is ended with the loop. `ahead`: plan a step while the one before runs."""
         self._engine = engine
         self._runner = runner
         self._deliver = deliver
@@ -128,6 +132,7 @@ class EngineLoop:
         attempts_max = 2 * (runner.limits.max_waiting + runner.limits.max_num_seqs)
         self.inbox = Inbox(submits_max=runner.limits.max_waiting, cancels_max=attempts_max)
         self._thread = thread or EngineThread()
+        self._ahead = ahead
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: deque[Delivery] = deque()
         self._stopping = False
@@ -245,12 +250,12 @@ class EngineLoop:
                     self.inbox.condition.wait(STUCK_WAIT_S)
 
     def _execute(self, step: Step) -> StepResult | Exception:
-        try:
-            return self._runner.execute(step)
-        except RunnerLost:
-            raise
-        except Exception as error:
-            return error
+        runner = self._runner
+        if not self._ahead:
+            return _tried(lambda: runner.execute(step))
+        wait = _tried(lambda: runner.begin(step)) if isinstance(runner, AsynchronousRunner) else lambda: runner.execute(step)
+        self._engine.plan_ahead()
+        return wait if isinstance(wait, Exception) else _tried(wait)
 
     def _submit(self, submits: Sequence[tuple[int, GenerateRequest]]) -> tuple[Accepted, Bounced]:
         accepted: list[tuple[int, int]] = []
@@ -283,3 +288,13 @@ class EngineLoop:
             self._loop.call_soon_threadsafe(self._pump)
         except RuntimeError:  # the event loop is closed: nobody listens any more
             self._stopping = True
+
+
+def _tried(call: Callable[[], T]) -> T | Exception:
+    """Whatever the model code raises must not end the engine; a lost runner does."""
+    try:
+        return call()
+    except RunnerLost:
+        raise
+    except Exception as error:
+        return error

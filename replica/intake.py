@@ -67,13 +67,15 @@ class Intake:
 
     def _terms(self, owner: int, message: GenerateRequest, root: bytes, now_s: float) -> Terms:
         stop_ids = frozenset(message.sampling.stop_token_ids)
+        if not message.sampling.ignore_eos:  # nearly everybody shares one set, which is asked for every token
+            stop_ids = stop_ids | self._eos_token_ids if stop_ids else self._eos_token_ids
         return Terms(
             owner=owner,
             attempt=message.attempt,
             prompt_length=len(message.prompt_ids),
             arrival_s=now_s,
             deadline_s=None if message.deadline_s is None or message.emitted_ids else now_s + message.deadline_s,
-            stop_ids=stop_ids if message.sampling.ignore_eos else stop_ids | self._eos_token_ids,
+            stop_ids=stop_ids,
             root=root,
         )
 

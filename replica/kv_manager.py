@@ -7,9 +7,9 @@ request that would need one is told so (`Match.pending`) and stands back.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from replica.block_pool import BlockPool
 from replica.contract.blocks import block_key
@@ -34,13 +34,20 @@ class Match:
         return self.fresh + self.pinned
 
 
+@dataclass(frozen=True, slots=True)
+class _PlannedStep:
+    """What a step that is planned, and not settled yet, writes and copies."""
+
+    pending: set[bytes] = field(default_factory=set)  # membership only
+    copy_sources: list[int] = field(default_factory=list)
+
+
 class KvManager:
     def __init__(self, *, num_blocks: int, block_size: int, caching: bool) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, caching=caching)
         self._caching = caching
-        self._pending: set[bytes] = set()  # membership only
-        self._copy_sources: list[int] = []
+        self._planned: deque[_PlannedStep] = deque()  # the one that runs, and the one planned while it does
 
     def match(self, request: Request) -> Match:
         """Longest cached prefix of `request`; changes nothing.
@@ -60,7 +67,7 @@ class KvManager:
             for position, key in enumerate(request.keys):
                 block = pool.find(key)
                 if block is None:
-                    pending = position < shareable and key in self._pending
+                    pending = position < shareable and any(key in step.pending for step in self._planned)
                     break
                 if position == shareable:
                     source = block
@@ -88,7 +95,7 @@ class KvManager:
         if match.copy_source is not None:
             request.history.own_blocks -= pool.references(match.copy_source) == 0  # it goes back with the step
             pool.pin(match.copy_source)
-            self._copy_sources.append(match.copy_source)
+            self._planned[-1].copy_sources.append(match.copy_source)
         request.blocks = [*match.hits, *(pool.allocate() for _ in range(match.fresh))]
         request.keyed = len(match.hits)
         request.computed = match.computed
@@ -101,10 +108,14 @@ class KvManager:
         request.blocks.append(self.pool.allocate())
         request.history.own_blocks += 1
 
+    def begin_step(self) -> None:
+        """A step is going to be planned: what is started and announced from now on belongs to it."""
+        self._planned.append(_PlannedStep())
+
     def announce(self, request: Request, end: int) -> None:
         """The step being planned computes `request` up to position `end`: the blocks it fills are pending."""
         if self._caching:
-            self._pending.update(request.keys[request.keyed : end // self.block_size])
+            self._planned[-1].pending.update(request.keys[request.keyed : end // self.block_size])
 
     def publish(self, request: Request) -> None:
         """A step has completed: the blocks of `request` that are full now become findable."""
@@ -124,11 +135,16 @@ class KvManager:
         request.keyed = full
 
     def end_step(self) -> None:
-        """The planned step has completed or failed: nothing is pending, copied pages are free to go."""
-        self._pending.clear()
-        for block in self._copy_sources:
+        """The first of the planned steps has completed or failed: what it wrote is pending no more, copied pages are free to go."""
+        self._end(self._planned.popleft())
+
+    def drop_step(self) -> None:
+        """The step planned last will not run."""
+        self._end(self._planned.pop())
+
+    def _end(self, step: _PlannedStep) -> None:
+        for block in step.copy_sources:
             self.pool.release_one(block)
-        self._copy_sources.clear()
 
     def release(self, request: Request) -> None:
         """Take all pages of `request` back; what is published stays findable until it is reused."""
@@ -140,7 +156,7 @@ class KvManager:
     def check(self, holders: Iterable[Request]) -> None:
         """Every reference is one holder's; what a request holds has the right content names."""
         self.pool.check()
-        held: Counter[int] = Counter(self._copy_sources)
+        held: Counter[int] = Counter(block for step in self._planned for block in step.copy_sources)
         for request in holders:
             held.update(request.blocks)
             assert request.computed <= len(request.blocks) * self.block_size, f"request {request.number} computed more than it holds"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from replica.contract.messages import StepTimeCoefficients
 from replica.contract.step_time import predict_step_s
-from replica.request import Request
+from replica.request import Request, State
 from replica.step import BlockCopy, Row, Step
 
 
@@ -69,6 +69,23 @@ class PlanBuilder:
 
     def add_copy(self, copy: BlockCopy) -> None:
         self._copies.append(copy)
+
+    def catch_up(self) -> None:
+        """The step before has been settled: who has left has no row, and the tokens that it drew are known."""
+        requests, rows, decodes = self._requests, self._rows, self._decodes
+        self._requests, self._rows = [], []
+        self._prefill_tokens = self._context_tokens = self._prefill_context = 0
+        self._completed.clear()
+        running = State.RUNNING
+        for request, row in zip(requests[:decodes], rows, strict=False):
+            if request.state is running:
+                self._requests.append(request)
+                self._rows.append(Row(row.request, (request.tokens[-1],), row.start, row.blocks, row.draw))
+                self._context_tokens += row.start + 1
+        self._decodes = len(self._rows)
+        for request, row in zip(requests[decodes:], rows[decodes:], strict=True):
+            if request.state is running:
+                self.add_chunk(request, row)
 
     def partials(self, running: Iterable[Request]) -> int:
         """How many of `running` this step leaves with more than the next token to compute."""

@@ -24,6 +24,7 @@ class Roster:
         self.running: list[Request] = []  # in order of their start
         self.waiting = WaitingQueue(bypasses_max=policy.bypasses_max, rank=policy.rank)
         self.preemptions = 0
+        self.changes = 0  # arrivals and departures so far: who has seen them all need not look again
         self.step_id = 0  # of the step being planned, or planned last
         self._suspects: deque[Request] = deque()
 
@@ -35,6 +36,7 @@ class Roster:
         """A new one. The look into the cache is for the load report, which says what it will have to compute."""
         self.kv.match(request)
         self.waiting.add(request)
+        self.changes += 1
 
     def start(self, request: Request, match: Match) -> BlockCopy | None:
         """From waiting to running, with the pages of all its tokens."""
@@ -47,6 +49,7 @@ class Roster:
 
     def release(self, request: Request, to: State) -> None:
         """Out of `running` or `waiting`. What a request holds comes back here and nowhere else."""
+        self.changes += 1
         was_running = request.state is State.RUNNING
         request.move(to)
         if was_running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -76,20 +77,34 @@ class ModelRunner:
         """Of weights and KV."""
         return self._held.dtype
 
-    @torch.inference_mode()
+    @property
+    def overlaps(self) -> bool:
+        """A GPU computes what it was told to while the host goes on."""
+        return self._pool.device.type != "cpu"
+
     def execute(self, step: Step) -> StepResult:
         """On ranks > 0 the same computation without the draws: outcomes carry no token."""
+        return self.begin(step)()
+
+    @torch.inference_mode()
+    def begin(self, step: Step) -> Callable[[], StepResult]:
+        """The forward pass; the call it returns draws, and waits for the logits where a GPU computes them."""
         self._use_threads()
-        if not step.rows:
-            self._copy_blocks(step)
-            return StepResult(step.step_id, ())
-        inputs = build_inputs(step, self._limits.block_size)
         self._copy_blocks(step)
+        if not step.rows:
+            return lambda: StepResult(step.step_id, ())
+        inputs = build_inputs(step, self._limits.block_size)
         computed = self._held.forward.compute(inputs)
-        hidden = computed.hidden
-        found = {**_broken(hidden, inputs), **self._sample(step, inputs, computed)}
-        outcomes = [self._finish(row, index, hidden, inputs, found.get(index, Outcome())) for index, row in enumerate(step.rows)]
-        return StepResult(step.step_id, tuple(outcomes))
+
+        @torch.inference_mode()
+        def end() -> StepResult:
+            hidden = computed.hidden
+            drawn = _draw(step, inputs, computed, self.eos_token_ids, self._tp.rank)
+            found = {**_broken(hidden, inputs), **drawn}
+            outcomes = [self._finish(row, index, hidden, inputs, found.get(index, Outcome())) for index, row in enumerate(step.rows)]
+            return StepResult(step.step_id, tuple(outcomes))
+
+        return end
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
@@ -102,15 +117,6 @@ class ModelRunner:
         """Give the KV pool back; nothing can be executed afterwards. Idempotent."""
         self._held.forward.close()
         self._pool = torch.empty(0)
-
-    def _sample(self, step: Step, inputs: StepInputs, computed: Computed) -> dict[int, Outcome]:
-        if not inputs.drawing:
-            return {}
-        if self._tp.rank:
-            return dict(zip(inputs.drawing, check_finite(computed.logits), strict=True))
-        draws = [draw for index in inputs.drawing if (draw := step.rows[index].draw) is not None]
-        drawn = sample(computed.logits.cpu(), draws, self.eos_token_ids, computed.best)
-        return dict(zip(inputs.drawing, drawn, strict=True))
 
     def _finish(self, row: Row, index: int, hidden: Tensor, inputs: StepInputs, outcome: Outcome) -> Outcome:
         """The outcome together with the row's scores."""
@@ -135,6 +141,17 @@ class ModelRunner:
         if not getattr(self._local, "threads_set", False):
             use_threads(self._threads)
             self._local.threads_set = True
+
+
+def _draw(step: Step, inputs: StepInputs, computed: Computed, eos_token_ids: frozenset[int], rank: int) -> dict[int, Outcome]:
+    """By row. Ranks > 0 draw nothing, but know of every row whose logits are not finite."""
+    if not inputs.drawing:
+        return {}
+    if rank:
+        return dict(zip(inputs.drawing, check_finite(computed.logits), strict=True))
+    draws = [draw for index in inputs.drawing if (draw := step.rows[index].draw) is not None]
+    drawn = sample(computed.logits.cpu(), draws, eos_token_ids, computed.best)
+    return dict(zip(inputs.drawing, drawn, strict=True))
 
 
 def _broken(hidden: Tensor, inputs: StepInputs) -> dict[int, Outcome]:

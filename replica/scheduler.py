@@ -6,18 +6,29 @@ requests. What decides each of these is in making_room, chunk_budget and startin
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from replica.chunk_budget import ChunkBudget
 from replica.chunks import add_chunk
 from replica.contract.messages import StepTimeCoefficients
 from replica.making_room import make_room_for_growth, make_room_for_urgent
 from replica.plain_batching import PlainBatching
-from replica.plan import Plan, PlanBuilder
+from replica.plan import Plan, PlanBuilder, Shape
 from replica.request import Request, State
 from replica.roster import Roster
 from replica.scheduling_policy import SchedulingPolicy
 from replica.starting import Starting
 from replica.step import Row
 from replica.victim import choose_latest, choose_victim
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A step in the making, and what may still be added to it."""
+
+    builder: PlanBuilder
+    starting: Starting
+    changes: int  # of the roster, that it knows of
 
 
 class Scheduler:
@@ -28,53 +39,40 @@ class Scheduler:
         self._policy = policy
         self._budget_tokens = budget_tokens
         self._plain = None if policy.batching == "adaptive" else PlainBatching(roster, policy)
+        self._ahead: Draft | None = None  # the step after the one that runs
 
     def plan(self, coefficients: StepTimeCoefficients) -> Plan | None:
         """The next step, or None when there is nothing to do."""
-        self._roster.step_id += 1
-        suspect = self._roster.next_suspect()
-        if suspect is not None:
-            builder = self._alone(suspect, coefficients)
-        elif self._plain is not None:
-            builder = self._plainly(self._plain, coefficients)
-        else:
-            builder = self._together(coefficients)
-        return builder.build(self._roster.step_id)
+        builder = self._caught_up()
+        if builder is None:
+            self._begin()
+            suspect = self._roster.next_suspect()
+            if suspect is not None:
+                builder = self._alone(suspect, coefficients)
+            elif self._plain is not None:
+                builder = self._plainly(self._plain, coefficients)
+            else:
+                builder = self._together(coefficients).builder
+        plan = builder.build(self._roster.step_id)
+        if plan is None:
+            self._roster.kv.drop_step()
+        return plan
 
-    def _together(self, coefficients: StepTimeCoefficients) -> PlanBuilder:
+    def _together(self, coefficients: StepTimeCoefficients) -> Draft:
+        """Who has to yield does so first; then decodes, then who is partly computed, then who waits."""
         roster, policy = self._roster, self._policy
         if policy.by_priority and roster.waiting:
             make_room_for_urgent(roster)
         short_of_pages = make_room_for_growth(roster, choose_victim)
         builder, partial = self._decodes()
-        decodes = len(builder)
-        seconds = policy.inter_token_slo_s - builder.shape().predict_s(coefficients) if decodes else None
-        budget = self._budget(coefficients, decodes, seconds)
+        budget = self._budget(coefficients, builder.shape(), policy.inter_token_slo_s)
         starting = Starting(roster, policy, builder, budget)
-        if partial:
-            if policy.by_priority:
-                partial.sort(key=_urgency)
-            if not short_of_pages:
-                if policy.by_priority:
-                    starting.start_urgent(partial)
-                starting.start_short(partial)
-            for request in partial:
-                add_chunk(builder, budget, roster.kv, request, policy.chunk_tokens_max)
-        if roster.waiting and not short_of_pages:
-            starting.start_in_order()
-        return builder
-
-    def _plainly(self, batching: PlainBatching, coefficients: StepTimeCoefficients) -> PlanBuilder:
-        """The same three parts as the baselines do them: no step-time model, no skip-ahead, no forecast."""
-        roster = self._roster
-        short_of_pages = make_room_for_growth(roster, choose_latest)
-        builder, partial = self._decodes()
-        budget = self._budget(coefficients, len(builder), None)
-        for request in partial:
-            add_chunk(builder, budget, roster.kv, request, self._policy.chunk_tokens_max)
+        if partial and not short_of_pages:
+            starting.start_before(partial)
+        self._go_on(partial, builder, budget)
         if not short_of_pages:
-            batching.start_in_order(builder, budget)
-        return builder
+            starting.start_in_order()
+        return Draft(builder, starting, roster.changes)
 
     def _decodes(self) -> tuple[PlanBuilder, list[Request]]:
         """A row for everyone who lacks one token; who lacks more is returned. The hot loop: a few µs per request."""
@@ -98,6 +96,71 @@ class Scheduler:
             context += length
         return PlanBuilder(requests, rows, context), partial
 
+    def _go_on(self, partial: list[Request], builder: PlanBuilder, budget: ChunkBudget) -> None:
+        """A chunk for everyone who is partly computed, as far as the budget goes: by urgency, then by start."""
+        if self._policy.by_priority:
+            partial.sort(key=_urgency)
+        for request in partial:
+            add_chunk(builder, budget, self._roster.kv, request, self._policy.chunk_tokens_max)
+
+    def _budget(self, coefficients: StepTimeCoefficients, decoding: Shape, slo_s: float | None = None) -> ChunkBudget:
+        """What is left of the step's tokens, and of `slo_s` by the step-time model where somebody decodes who would have to wait."""
+        seconds = None
+        if slo_s is not None and decoding.decodes:
+            seconds = slo_s - decoding.predict_s(coefficients)
+        return ChunkBudget(
+            tokens=self._budget_tokens - decoding.decodes,
+            seconds=seconds,
+            coefficients=coefficients,
+            block_size=self._roster.kv.block_size,
+            whole=self._policy.whole_prompts,
+        )
+
+    # --- one step ahead: while a step runs the next one is planned, as if every row brought a token and nobody left --------
+
+    def plan_ahead(self, coefficients: StepTimeCoefficients) -> None:
+        """Plan the step after the one that runs; call only if `can_plan_ahead`. `plan` gives it out once it has caught up."""
+        self._begin()
+        self._ahead = self._together(coefficients)
+
+    def can_plan_ahead(self) -> bool:
+        """Nobody has to yield, which is decided by what is known then, and the step after has no order of its own."""
+        roster = self._roster
+        urgent = self._policy.by_priority and len(roster.waiting) > 0
+        return self._plain is None and not urgent and roster.next_suspect() is None and roster.kv.pool.available >= len(roster.running)
+
+    def _caught_up(self) -> PlanBuilder | None:
+        """The step planned ahead without those who have left since, with those who can start now; None if there is no such step.
+
+        After a step that failed everybody in it has left, and the same holds.
+        """
+        draft, self._ahead = self._ahead, None
+        if draft is None:
+            return None
+        draft.builder.catch_up()
+        if not len(draft.builder):  # nobody is left: what made it small does not bind the next one
+            self._roster.kv.drop_step()
+            return None
+        draft.starting.start_again(draft.changes)
+        return draft.builder
+
+    def _begin(self) -> None:
+        self._roster.step_id += 1
+        self._roster.kv.begin_step()
+
+    # --- steps of another kind ---------------------------------------------------------------------------------------------
+
+    def _plainly(self, batching: PlainBatching, coefficients: StepTimeCoefficients) -> PlanBuilder:
+        """The same three parts as the baselines do them: no step-time model, no skip-ahead, no forecast."""
+        roster = self._roster
+        short_of_pages = make_room_for_growth(roster, choose_latest)
+        builder, partial = self._decodes()
+        budget = self._budget(coefficients, builder.shape())
+        self._go_on(partial, builder, budget)
+        if not short_of_pages:
+            batching.start_in_order(builder, budget)
+        return builder
+
     def _alone(self, request: Request, coefficients: StepTimeCoefficients) -> PlanBuilder:
         """A step of a suspect only; others that hold what it needs yield."""
         roster = self._roster
@@ -108,17 +171,8 @@ class Scheduler:
             copy = roster.start(request, roster.kv.match(request))
             if copy is not None:
                 builder.add_copy(copy)
-        add_chunk(builder, self._budget(coefficients, 0, None), roster.kv, request, self._policy.chunk_tokens_max)
+        add_chunk(builder, self._budget(coefficients, builder.shape()), roster.kv, request, self._policy.chunk_tokens_max)
         return builder
-
-    def _budget(self, coefficients: StepTimeCoefficients, decodes: int, seconds: float | None) -> ChunkBudget:
-        return ChunkBudget(
-            tokens=self._budget_tokens - decodes,
-            seconds=seconds,
-            coefficients=coefficients,
-            block_size=self._roster.kv.block_size,
-            whole=self._policy.whole_prompts,
-        )
 
 
 def _urgency(request: Request) -> tuple[int, int]:

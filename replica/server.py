@@ -16,7 +16,7 @@ from replica.engine_loop import EngineLoop, Pulse
 from replica.engine_thread import EngineThread
 from replica.link import Incarnation, LinkLimits, LinkServer
 from replica.mock_runner import MockRunner
-from replica.step import Runner
+from replica.step import AsynchronousRunner, Runner
 from replica.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -209,7 +209,10 @@ class ReplicaServer:
             fingerprint=str(getattr(held, "fingerprint", f"mock:{model}")),
             limits=engine.limits,
         )
-        loop = EngineLoop(engine, runner, lambda delivery: link.deliver(delivery), thread=thread)
+        ahead = self._config.async_scheduling
+        if ahead is None:
+            ahead = isinstance(runner, AsynchronousRunner) and runner.overlaps
+        loop = EngineLoop(engine, runner, lambda delivery: link.deliver(delivery), thread=thread, ahead=ahead)
         link = LinkServer(me, loop.inbox, engine.load(), self._secret, limits=self._link_limits, tls=self._tls)
         address = await link.start(self._host)
         loop.start()

@@ -7,6 +7,7 @@ from replica.departures import Departures, ending_of
 from replica.kv_manager import KvManager
 from replica.plan import Plan
 from replica.request import Request, State
+from replica.roster import Roster
 from replica.step import Outcome, Row, StepResult
 
 
@@ -19,15 +20,17 @@ def failure_of(plan: Plan, result: StepResult | Exception) -> str:
     return ""
 
 
-def settle(plan: Plan, result: StepResult, kv: KvManager, departures: Departures, *, vocab_size: int) -> None:
+def settle(plan: Plan, result: StepResult, kv: KvManager, departures: Departures, *, vocab_size: int, expected: bool = False) -> None:
     """Every row: computed tokens count, full blocks become findable, the drawn token goes out. The other hot loop.
 
-    Rows of requests that were cancelled meanwhile count for nothing: their blocks are gone, and were never findable.
+    `expected`: the tokens have their places already (replica.expectation). Rows of requests that were cancelled meanwhile
+    count for nothing: their blocks are gone, and were never findable.
     """
     size = kv.block_size
+    running = State.RUNNING
     tell = departures.outbox.tokens
     for request, row, outcome in zip(plan.requests, plan.step.rows, result.outcomes, strict=True):
-        if request.state is not State.RUNNING:
+        if request.state is not running:
             continue
         if outcome.error:
             departures.end(request, FinishReason.ERROR, error=outcome.error)
@@ -47,13 +50,24 @@ def settle(plan: Plan, result: StepResult, kv: KvManager, departures: Departures
         if token is None or not 0 <= token < vocab_size:
             departures.end(request, FinishReason.ERROR, error=f"the runner drew {token}, which is no token")
             continue
-        request.tokens.append(token)
+        if expected:
+            request.tokens[-1] = token
+        else:
+            request.tokens.append(token)
         request.output_ids.append(token)
         reason = ending_of(request, token)
         if reason is None:
             tell(request, (token,), logprobs=outcome.logprobs)
         else:
             departures.end(request, reason, (token,), outcome.logprobs)
+
+
+def take_apart(plan: Plan, error: str, roster: Roster, departures: Departures) -> None:
+    """The step failed: who was alone in it ends; of several, each is run alone to see whose fault it is."""
+    if len(plan.requests) > 1:
+        roster.distrust(plan)
+    elif plan.requests[0].state is not State.FINISHED:  # else it was cancelled while it failed
+        departures.end(plan.requests[0], FinishReason.ERROR, error=error)
 
 
 def _take_scores(request: Request, row: Row, outcome: Outcome) -> bool:

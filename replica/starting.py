@@ -24,12 +24,18 @@ class Starting:
         self._builder = builder
         self._budget = budget
         self._forecast: Forecast | None = None
-        self._least_urgent = max((request.priority for request in roster.running), default=0)
+        self._least_urgent: int | None = None  # the priority, once asked for
         self._stood_back: set[int] = set()  # numbers; membership only
 
-    def start_short(self, partial: list[Request]) -> None:
-        """Before the partly computed go on: waiting requests that half of the budget completes. A long prompt does not hold up
-        short ones, and is at most halved by them. Nobody less urgent than the most urgent partial profits."""
+    def start_before(self, partial: list[Request]) -> None:
+        """Before the partly computed go on: whoever is more urgent than all of them, then who is short."""
+        if self._policy.by_priority:
+            self.start_in_order(below=min(request.priority for request in partial))
+        self._start_short(partial)
+
+    def _start_short(self, partial: list[Request]) -> None:
+        """Waiting requests that half of the budget completes. A long prompt does not hold up short ones, and is at most halved by
+        them. Nobody less urgent than the most urgent partial profits."""
         roster, budget = self._roster, self._budget
         if not roster.waiting or not roster.free_slots:
             return
@@ -52,9 +58,12 @@ class Starting:
             elif roster.waiting.is_aged(request):
                 return
 
-    def start_urgent(self, partial: list[Request]) -> None:
-        """Before the partly computed go on: whoever is more urgent than all of them."""
-        self.start_in_order(below=min(request.priority for request in partial))
+    def start_again(self, since: int) -> None:
+        """The step before has been settled: who may start now, if anybody came or left after change number `since`, or stood back."""
+        if self._roster.waiting and (self._stood_back or self._roster.changes != since):
+            self._forecast = self._least_urgent = None
+            self._stood_back.clear()
+            self.start_in_order()
 
     def start_in_order(self, below: int | None = None) -> None:
         """As many as there are slots, budget, pages and partial prefills for; only priorities `below`, if given."""
@@ -97,12 +106,15 @@ class Starting:
         roster = self._roster
         if match.needed > roster.kv.pool.available:
             return False
+        if self._least_urgent is None:
+            self._least_urgent = max((other.priority for other in roster.running), default=request.priority)
         if not roster.running or self._least_urgent > request.priority:
             return True
         return self._everyone().fits(request, match.needed)
 
     def _start(self, request: Request, match: Match) -> None:
         self._everyone().add(request, match.needed)
+        assert self._least_urgent is not None, "nobody starts without having been looked at"
         self._least_urgent = max(self._least_urgent, request.priority)
         copy = self._roster.start(request, match)
         if copy is not None:

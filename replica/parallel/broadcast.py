@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from replica.contract.messages import EngineLimits
 from replica.parallel.group import RankGroup, TensorParallel
 from replica.parallel.step_channel import GroupBroken
 from replica.parallel.step_codec import CodecError, StepDecoder, StepEncoder, encode_stop
-from replica.step import Runner, RunnerLost, Step, StepResult
+from replica.step import AsynchronousRunner, Runner, RunnerLost, Step, StepResult
 
 
 class Worker(Protocol):
@@ -45,10 +45,29 @@ class LeadingRunner:
     def eos_token_ids(self) -> frozenset[int]:
         return self.inner.eos_token_ids
 
+    @property
+    def overlaps(self) -> bool:
+        return isinstance(self.inner, AsynchronousRunner) and self.inner.overlaps
+
     def execute(self, step: Step) -> StepResult:
-        try:
+        return self.begin(step)()
+
+    def begin(self, step: Step) -> Callable[[], StepResult]:
+        inner = self.inner
+        with self._or_lost(step):
             self._group.send(self._encoder.encode(step))
-            return self.inner.execute(step)
+            wait = inner.begin(step) if isinstance(inner, AsynchronousRunner) else lambda: inner.execute(step)
+
+        def end() -> StepResult:
+            with self._or_lost(step):
+                return wait()
+
+        return end
+
+    @contextlib.contextmanager
+    def _or_lost(self, step: Step) -> Iterator[None]:
+        try:
+            yield
         except RunnerLost:
             self._group.close()
             raise

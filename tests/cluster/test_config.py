@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from cluster.config import SECTIONS, Config, ConfigError, load, parse
-from cluster.flags import field_of_flag
+from cluster.flags import field_of_flag, with_config_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = [(section, field) for section, model in SECTIONS.items() for field in model.model_fields]
@@ -180,3 +182,18 @@ def test_tables_of_classes_and_tenants() -> None:
 )
 def test_a_wrong_table_is_refused_and_no_key_repeated(router: dict[str, object]) -> None:
     assert not [line for line in faults({"router": router}) if "secret" in line]
+
+
+@pytest.mark.parametrize("name", ["async_scheduling", "enable_prefix_caching"])
+def test_a_switch_has_two_forms_also_where_it_may_be_unset(name: str) -> None:
+    seen: list[dict[str, dict[str, object]]] = []
+
+    def command(flags: dict[str, dict[str, object]]) -> None:
+        seen.append(flags)
+
+    app = typer.Typer()
+    app.command()(with_config_flags(command))
+    flag = name.replace("_", "-")
+    for arguments in ([f"--{flag}"], [f"--no-{flag}"], []):
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert [flags["engine"].get(name) for flags in seen] == [True, False, None]

@@ -185,10 +185,10 @@ def in_a_tiny_pool(runner: ModelRunner, blocks: int) -> tuple[Answers, int]:
     return lab.answer(TABLE), lab.preemptions
 
 
-def preempted_at_will(runner: ModelRunner, seed: int) -> tuple[Answers, int]:
+def preempted_at_will(runner: ModelRunner, seed: int, setting: Setting | None = None) -> tuple[Answers, int]:
     """Somebody loses slot and pages after every other step, wherever it stands."""
     draw = random.Random(seed)
-    lab = Lab(runner, Setting(budget=24))
+    lab = Lab(runner, setting or Setting(budget=24))
 
     def preempt(lab: Lab) -> None:
         running = lab.engine.roster.running

@@ -206,8 +206,11 @@ def incomplete(rank: int, size: int, port: Any, results: Any) -> None:
 
 
 def run(target: Callable[..., None], size: int, expect: int, timeout_s: float = 60.0) -> list[Any]:
-    """Run `target` on `size` ranks; the first `expect` results, sorted. The processes have ended when it returns."""
-    context = get_context("forkserver")  # torch is imported once, not by every rank of every test
+    """Run `target` on `size` ranks; the first `expect` results, sorted. The processes have ended when it returns.
+
+    They are forked from a process that has imported torch, and done nothing else: importing it is most of what they would do.
+    """
+    context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
     port = context.Value("i", 0)
     results = context.Queue()

@@ -28,8 +28,8 @@ def write(directory: Path, family: str) -> Path:
     return write_family(directory, family, hidden_size=128, num_attention_heads=4, **({"head_dim": 32} if family == "qwen3" else {}))
 
 
-def runner_of(directory: Path, dtype: str = "bfloat16", quantization: Quantization | None = None) -> ModelRunner:
-    config = {"model": str(directory), "dtype": dtype, "num_threads": 2, "num_gpu_blocks_override": 120, "quantization": quantization}
+def runner_of(directory: Path, dtype: str = "bfloat16", quantization: Quantization | None = None, threads: int = 1) -> ModelRunner:
+    config = {"model": str(directory), "dtype": dtype, "num_threads": threads, "num_gpu_blocks_override": 120, "quantization": quantization}
     return ModelRunner(EngineConfig.model_validate(config))
 
 
@@ -50,9 +50,9 @@ def test_logits_of_every_architecture(tmp_path: Path, family: str) -> None:
         assert float((logits_of(exact, length - 1 or 2) - meant).norm() / meant.norm()) > 0.5, "another position is far away"
 
 
-@pytest.mark.parametrize(("family", "form"), [("mistral", None), ("qwen3", "w8a8"), ("mistral", "w4a8")])
-def test_the_same_ids_in_every_situation(tmp_path: Path, family: str, form: Quantization | None) -> None:
-    runner = runner_of(write(tmp_path, family), quantization=form)
+@pytest.mark.parametrize(("family", "form", "threads"), [("mistral", None, 2), ("qwen3", "w8a8", 1), ("mistral", "w4a8", 1)])
+def test_the_same_ids_in_every_situation(tmp_path: Path, family: str, form: Quantization | None, threads: int) -> None:
+    runner = runner_of(write(tmp_path, family), quantization=form, threads=threads)
     expected = lab.alone(runner)
     answers, cached = lab.warm(runner)
     assert lab.different(expected, answers) == [] and cached > 0

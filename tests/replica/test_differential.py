@@ -17,7 +17,8 @@ from replica.step_inputs import StepInputs
 from tests.replica import differential as lab
 from tests.replica.tiny_families import FAMILIES, write_family
 
-CHUNKS = (1, 2, 3, 7, 16, 17, 33)
+CHUNKS = (1, 7, 17)  # of every architecture: a token, less than two blocks, more than four
+OTHER_CHUNKS = (2, 3, 16, 33)
 POLICIES = tuple(product(get_args(Batching), get_args(EngineConfig.model_fields["scheduling_policy"].annotation), (True, False)))
 
 
@@ -47,7 +48,10 @@ def test_the_table_is_worth_running(subject: Subject) -> None:
     assert len({answer[:4] for answer in subject.expected}) == len(lab.TABLE), "no two requests are answered alike"
     assert all(len(set(answer)) > 2 for answer in subject.expected)
     assert len(subject.expected[-1]) < 11, "one ends by a stop id"
-    assert lab.alone(subject.runner) == subject.expected
+
+
+def test_the_same_twice(mistral: Subject) -> None:
+    assert lab.alone(mistral.runner) == mistral.expected
 
 
 def test_warm(subject: Subject) -> None:
@@ -73,6 +77,11 @@ def test_chunked(subject: Subject, budget: int) -> None:
     assert subject.differ(lab.Lab(subject.runner, lab.Setting(budget=budget)).answer(lab.TABLE)) == []
 
 
+@pytest.mark.parametrize("budget", OTHER_CHUNKS)
+def test_chunked_at_other_sizes(mistral: Subject, budget: int) -> None:
+    assert mistral.differ(lab.Lab(mistral.runner, lab.Setting(budget=budget)).answer(lab.TABLE)) == []
+
+
 def policy(batching: str, order: str, chunked: bool) -> lab.Setting:
     engine = (("batching", batching), ("scheduling_policy", order), ("enable_chunked_prefill", chunked))
     return lab.Setting(budget=24, seqs=5, blocks=40, engine=engine)
@@ -87,6 +96,14 @@ def test_among_strangers(subject: Subject) -> None:
     assert subject.differ(lab.with_strangers(subject.runner, lab.Setting(budget=24, blocks=60))) == []
 
 
+def test_one_step_ahead(subject: Subject) -> None:
+    """Each step is planned while the one before runs, in a pool where that cannot always be; with strangers, and preempted at will."""
+    setting = lab.Setting(budget=24, blocks=40, engine=(("async_scheduling", True),))
+    assert subject.differ(lab.with_strangers(subject.runner, setting)) == []
+    answers, preemptions = lab.preempted_at_will(subject.runner, seed=2, setting=setting)
+    assert subject.differ(answers) == [] and preemptions > 10
+
+
 @pytest.mark.slow
 def test_everything_at_every_size(subject: Subject) -> None:
     """Every chunk, every pool from the least that holds the longest request, every policy, many preemptions and moves."""
@@ -99,6 +116,9 @@ def test_everything_at_every_size(subject: Subject) -> None:
     for seed in range(20):
         assert subject.differ(lab.preempted_at_will(subject.runner, seed)[0]) == [], seed
         assert subject.differ(lab.moved(subject.runner, seed + 1)[0]) == [], seed
+    for budget, blocks in product((5, 16, 33, 64), (20, 40, 120)):
+        ahead = lab.Setting(budget=budget, blocks=blocks, engine=(("async_scheduling", True),))
+        assert subject.differ(lab.with_strangers(subject.runner, ahead)) == [], (budget, blocks)
 
 
 # --- controls: with each guard off, the harness must see it -----------------------------------------------------------

@@ -72,13 +72,14 @@ class EngineMachine(RuleBasedStateMachine):
         seqs=st.integers(1, 6),
         budget=st.integers(2, 70),
         policy=st.sampled_from(("fcfs", "priority")),
-        caching=st.booleans(),
+        caching=st.sampled_from((True, True, True, False)),
         batching=st.sampled_from(("adaptive", "adaptive", "iteration", "static")),
         chunked=st.sampled_from((True, True, False)),
         slo_ms=st.sampled_from((0.001, 9.0, 200.0)),
         threshold=st.sampled_from((0, 5)),
         poison=st.sampled_from((0, 0, 0, 7)),
         sanguine=st.booleans(),
+        ahead=st.booleans(),
     )
     def start(
         self,
@@ -94,6 +95,7 @@ class EngineMachine(RuleBasedStateMachine):
         threshold: int,
         poison: int,
         sanguine: bool,
+        ahead: bool,
     ) -> None:
         self.limits = limits(room // block, block=block, seqs=seqs, budget=budget, waiting=12)
         self.poison = poison
@@ -112,7 +114,9 @@ class EngineMachine(RuleBasedStateMachine):
             inter_token_slo_ms=slo_ms,
             long_prefill_token_threshold=threshold,
             max_num_partial_prefills=2,
+            async_scheduling=ahead,
         )
+        self.ahead = ahead
         self.driver.failures_expected = True
         self.driver.engine.roster.waiting._bypasses_max = BYPASSES_MAX
         for _ in range(100 * sanguine):  # expects that everybody ends at once: starts more than the pool will hold
@@ -195,6 +199,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.fail_next = fails
         self.passes_forced += fails * len(step.rows)
         engine.cancel(owner, attempt)
+        if self.ahead:
+            engine.plan_ahead()
         try:
             self.driver.take(engine.settle(step, self.runner.execute(step)))
         except RuntimeError as error:

@@ -67,7 +67,7 @@ async def test_without_the_guard_its_test_fails(owner: object, name: str, off: o
     monkeypatch.setattr(owner, name, off)
     if owner is link_fakes:
         monkeypatch.setattr(test_link_handshake, "LinkLimits", lambda **_: LinkLimits())
-    monkeypatch.setattr(link_fakes, "PATIENCE_S", 1.5)
+    monkeypatch.setattr(link_fakes, "PATIENCE_S", 0.6)
     with pytest.raises((AssertionError, TimeoutError)):
-        async with asyncio.timeout(4.0):
+        async with asyncio.timeout(1.5):
             await test()

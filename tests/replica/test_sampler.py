@@ -146,6 +146,13 @@ def test_top_k_top_p_and_min_p_keep_what_they_should() -> None:
     assert possible(logits, top_k=1, top_p=1e-9, min_p=1.0) == {0}
 
 
+def test_a_filter_that_keeps_nothing_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the best token is the floor's upper bound."""
+    monkeypatch.setattr("replica.sampler.thresholds", lambda scaled, params: np.full(len(params), 1e-3, np.float32))
+    with pytest.raises(ValueError, match="empty sequence"):
+        possible(torch.tensor([[0.4, 0.3, 0.15, 0.1, 0.05]]).log(), top_k=1)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**32 - 1), st.integers(2, 3000), st.floats(0.01, 2.0), st.integers(-1, 3500), st.floats(0.001, 1.0), st.floats(0.0, 1.0)
