@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,9 @@ def test_ranks_with_a_will_of_their_own_change_nothing(tmp_path: Path) -> None:
     drawn: dict[int, list[int]] = {}
 
     class Watched(ModelRunner):
-        def execute(self, step: Step) -> StepResult:
+        def begin(self, step: Step) -> Callable[[], StepResult]:
             seen.setdefault(self._tp.rank, []).append(check_sum(step))
-            return super().execute(step)
+            return super().begin(step)
 
     def make(tp: Any) -> ModelRunner:
         torch.manual_seed(tp.rank)
