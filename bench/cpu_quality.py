@@ -18,13 +18,13 @@ import msgspec
 
 from bench import result
 from bench.golden import Golden, GoldenItem, load
+from bench.replica_start import FORMS
 from bench.result import Metric, Result
 from replica.config import EngineConfig
 from replica.contract.messages import SamplingParams, TokenLogprobs
 from replica.runner import ModelRunner
 from replica.step import Draw, Row, Step
 
-FORMS = {"bfloat16": None, "w8a8": "w8a8", "w4a8": "w4a8"}
 MEAN_DELTA_MAX_NAT = {"bfloat16": 0.06, "w8a8": 0.10, "w4a8": 0.10}
 GAP_MAX_NAT = 0.3
 POOL_BYTES = 1 << 30

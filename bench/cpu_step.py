@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 
 from bench import result
-from bench.cpu_quality import FORMS
+from bench.replica_start import FORMS
 from bench.result import Metric, Result
 from replica.config import EngineConfig
 from replica.contract.messages import SamplingParams

@@ -21,6 +21,7 @@ from bench.workload import Segment, TimedCall, Workload
 
 BLOCK_TOKENS = 512
 BUCKET_MS = 3_000.0  # of Mooncake's timestamps
+BUCKET_SLACK_MS = 5.0  # many of them are a few milliseconds early
 LINE_BYTES_MAX = 4 * 1024 * 1024
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -76,13 +77,14 @@ def read(path: Path, requests: int | None, fit: Fit, seed: int) -> Workload:
 
 def spread(recorded_ms: Sequence[float]) -> list[float]:
     """Requests of one bucket follow each other evenly until the next; times that are in no buckets stay."""
-    if any(time_ms % BUCKET_MS for time_ms in recorded_ms):
+    buckets = [BUCKET_MS * round(time_ms / BUCKET_MS) for time_ms in recorded_ms]
+    if any(abs(time_ms - bucket) > BUCKET_SLACK_MS for time_ms, bucket in zip(recorded_ms, buckets, strict=True)):
         return list(recorded_ms)
-    together, place = Counter(recorded_ms), Counter[float]()
+    together, place = Counter(buckets), Counter[float]()
     times_ms = []
-    for time_ms in recorded_ms:
-        times_ms.append(time_ms + BUCKET_MS * place[time_ms] / together[time_ms])
-        place[time_ms] += 1
+    for bucket in buckets:
+        times_ms.append(bucket + BUCKET_MS * place[bucket] / together[bucket])
+        place[bucket] += 1
     return times_ms
 
 

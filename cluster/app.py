@@ -19,6 +19,7 @@ from cluster.router_deployment import Router
 
 SECRET_BYTES = 32
 STOP_MARGIN_S = 10.0  # after a drain: links close, buffers empty
+HEALTH_CHECK_PERIOD_S = 1.0  # sets how soon a dead replica is replaced
 HEALTH_CHECK_TIMEOUT_S = 5.0  # Serve replaces a process after three checks in a row that took longer
 MAX_ONGOING_REQUESTS = 100_000  # the router's own admission decides, never Serve's counter
 _SECRET_KEY = b"rantang/link-secret"
@@ -37,7 +38,7 @@ def build(config: Config) -> Application:
         name="Replica",
         num_replicas=serving.replicas,
         ray_actor_options={"num_cpus": of_rank.get("CPU", 0.0), "num_gpus": of_rank.get("GPU", 0.0)},
-        health_check_period_s=serving.health_check_period_s,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=stop_s,
         graceful_shutdown_wait_loop_s=0.1,
@@ -49,7 +50,7 @@ def build(config: Config) -> Application:
         num_replicas=serving.routers,
         ray_actor_options={"num_cpus": serving.router_cpus},
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        health_check_period_s=serving.health_check_period_s,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=stop_s,
         graceful_shutdown_wait_loop_s=0.1,

@@ -50,9 +50,6 @@ class ServeConfig(BaseModel):
     ray_address: str | None = Field(None, description="Join this Ray cluster instead of starting one, e.g. 'auto' or 'host:6379'.")
     dashboard: bool = Field(False, description="Start Ray's dashboard with a local Ray; it costs about 150 MB.")
     haproxy: bool = Field(True, description="Listen through HAProxy where it can run; otherwise one router's own port serves.")
-    health_check_period_s: float = Field(
-        1.0, gt=0, description="Between two health checks of a replica; sets how soon a dead one is replaced."
-    )
     start_timeout_s: float = Field(900.0, gt=0, description="Until the first replica must be ready; includes a model's download.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="Least level that is logged.")
 

@@ -6,6 +6,7 @@ tie with the last one kept are kept too. The best token always stays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,21 @@ GROUPS = 64  # a row is cut into that many stripes; what is largest at a place o
 NEAR = -6.0  # below the best; top-p is mostly decided there, by a sort of a few values
 FAR = -104.0  # exp of less is 0 in float32: adds nothing to any mass
 BINS = 1024
+MARGIN = 1e-6  # relative: eight times what float32 rounds by
+
+
+def candidates(logits: Float32, best: float, top_k: int) -> npt.NDArray[np.int64] | None:
+    """Tokens, in order, that hold all whom top-k can leave of logits [V]; None where finding them is no use.
+
+    So everything after looks at some dozens of values instead of a vocabulary. Temperature keeps their order, but what it rounds to
+    the same value as the k-th is kept with it: hence the margin.
+    """
+    width = logits.size // GROUPS
+    if not 0 < top_k <= width:
+        return None
+    maxima = logits[: GROUPS * width].reshape(GROUPS, width).max(axis=0)
+    bound = float(np.partition(maxima, width - top_k)[width - top_k])
+    return np.flatnonzero(logits >= np.float32(bound - MARGIN * (abs(bound) + abs(best))))
 
 
 def thresholds(scaled: Float32, params: Sequence[SamplingParams]) -> Float32:
@@ -26,8 +42,7 @@ def thresholds(scaled: Float32, params: Sequence[SamplingParams]) -> Float32:
     In this order, vLLM's: min-p relative to the best token, top-k by rank, top-p over the mass of what both left.
     """
     vocab = scaled.shape[1]
-    with np.errstate(divide="ignore"):
-        least: Float32 = np.minimum(np.log([p.min_p for p in params]), 0.0).astype(np.float32)
+    least: Float32 = np.array([min(math.log(p.min_p), 0.0) if p.min_p > 0 else -math.inf for p in params], np.float32)
     for row, param in enumerate(params):
         if 0 < param.top_k < vocab or param.top_p < 1.0:
             least[row] = min(_by_rank(scaled[row], param, float(least[row])), 0.0)

@@ -22,9 +22,11 @@ from replica.forward import CpuForward, Forward, TorchForward
 from replica.held_on_device import OnDevice, hold_on_device
 from replica.kv_pool import PoolSize, size_pool
 from replica.models.config import read_model_config
+from replica.models.gguf_groups import held_as
 from replica.models.loader import Placement, load_model, open_source, rotary_table
 from replica.models.loader_cpu import CpuPlacement, load_decoder
 from replica.models.model_config import ModelConfig, shard_problem
+from replica.models.packed_cache import packed_cache
 from replica.models.tensors import check_tensors
 from replica.parallel.card import card
 from replica.parallel.group import TensorParallel
@@ -94,12 +96,15 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     stages.ended("KV pool")
     source = open_source(files, model_config)
     forward: Forward
+    kept = ""
     try:
         if choice.library is not None:
             rope = rotary_table(model_config, source, size.max_model_len, device)
             threads = config.num_threads or len(os.sched_getaffinity(0))
-            placement = CpuPlacement(choice.library, layout, pool, rope, threads, config.quantization)
+            cache = packed_cache(files, config.quantization)
+            placement = CpuPlacement(choice.library, layout, pool, rope, threads, config.quantization, cache)
             forward = CpuForward(load_decoder(model_config, source, placement))
+            kept = cache.keep() if cache is not None else ""
         else:
             model = load_model(model_config, source, Placement(dtype, device, tp, operators, size.max_model_len))
             forward = TorchForward(model, operators, layout, dtype, device, pool)
@@ -108,7 +113,9 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     finally:
         source.close()
     stages.ended("weights")
-    return HeldModel(files, model_config, forward, choice.reason, dtype, operators, pool, size)
+    held = held_as(source.kinds(), config.quantization)
+    reason = "; ".join(filter(None, (choice.reason, f"weights {held}" if held else "", kept)))
+    return HeldModel(files, model_config, forward, reason, dtype, operators, pool, size)
 
 
 def _device(config: EngineConfig, rank: int) -> torch.device:

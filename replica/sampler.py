@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from replica.filters import thresholds
+from replica.filters import candidates, thresholds
 from replica.logit_rules import apply_rules, has_rules
 from replica.logprobs import token_logprobs
 from replica.noise import complement, gumbel, noise_bits, stream_key
@@ -44,7 +44,7 @@ def sample(logits: Tensor, draws: Sequence[Draw], eos_token_ids: frozenset[int],
         errors.setdefault(row, NOT_FINITE)
     random = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= GREEDY_BELOW and i not in errors]
     if random:
-        tokens[random] = _draw(work[random], best[random], [draws[i] for i in random])
+        tokens[random] = [_draw(work[i], float(best[i]), draws[i]) for i in random]
     return _outcomes(logits, tokens.tolist(), draws, errors)
 
 
@@ -76,23 +76,25 @@ def _with_rules(raw: Logits, draws: Sequence[Draw], eos_token_ids: frozenset[int
     return work
 
 
-def _draw(logits: Logits, best: Logits, draws: Sequence[Draw]) -> list[int]:
-    """[R] tokens, each with probability softmax(logits / temperature) over what the filters leave: the largest logit + noise."""
-    temperatures = np.array([draw.sampling.temperature for draw in draws], np.float32)
-    scaled = (logits - best[:, None]) / temperatures[:, None]
-    least = thresholds(scaled, [draw.sampling for draw in draws])
-    return [_draw_row(row, np.uint64(_key(draw)), floor) for row, draw, floor in zip(scaled, draws, least, strict=True)]
+def _draw(logits: Logits, best: float, draw: Draw) -> int:
+    """A token of logits [V], with probability softmax(logits / temperature) over what the filters leave: the largest logit + noise."""
+    sampling = draw.sampling
+    tokens = candidates(logits, best, sampling.top_k)
+    scaled = (logits if tokens is None else logits[tokens]) - np.float32(best)
+    scaled /= np.float32(sampling.temperature)
+    place = _draw_row(scaled, tokens, np.uint64(_key(draw)), thresholds(scaled[None], [sampling])[0])
+    return place if tokens is None else int(tokens[place])
 
 
-def _draw_row(scaled: Logits, key: np.uint64, least: np.float32) -> int:
-    """The token of the largest scaled + noise among those not below `least`; of equals the first.
+def _draw_row(scaled: Logits, tokens: npt.NDArray[np.int64] | None, key: np.uint64, least: np.float32) -> int:
+    """The place of the largest scaled + noise among those not below `least`; of equals the first. tokens: whose they are, if not all's.
 
     exp(scaled) / (1 − u) bounds exp(scaled + noise) from above, and costs no logarithm: only tokens whose bound reaches what
     the one of the largest bound really has need their noise. They are few, and the result is exact.
     """
     kept = np.arange(scaled.size) if np.isneginf(least) else np.flatnonzero(scaled >= least)
     values = scaled if kept.size == scaled.size else scaled[kept]
-    bits = noise_bits(key, kept)
+    bits = noise_bits(key, kept if tokens is None else tokens[kept])
     bounds = np.exp(values)
     bounds /= complement(bits)
     leader = bounds.argmax()

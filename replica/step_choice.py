@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu.abi import load_library
-from kernels.cpu.build import ISA_VARIABLE, CannotBuild, cache_directory, choose_isa, cpu_flags, library_path
+from kernels.cpu.build import ISA_VARIABLE, CannotBuild, best_library, cache_directory
 from kernels.cpu.decoder import unfit
 from kernels.ops import CPU_STEP, KERNELS_VARIABLE, computes_bfloat16, wanted_kernels
 from replica.config import EngineConfig
@@ -59,8 +59,8 @@ def _find(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: 
     if problem:
         return None, problem
     try:
-        isa = choose_isa(cpu_flags(), os.environ.get(ISA_VARIABLE, ""))
-        return load_library(library_path(isa, cache_directory())), isa.title
+        isa, path = best_library(cache_directory(), os.environ.get(ISA_VARIABLE, ""))
+        return load_library(path), isa.title
     except (CannotBuild, OSError) as error:
         return None, str(error)
 

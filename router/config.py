@@ -76,9 +76,6 @@ class RouterConfig(BaseModel):
     queue_depth_max: int = Field(1024, ge=1, description="Requests waiting at the router.")
     queue_tokens_max: int = Field(2_000_000, ge=1, description="Prompt tokens waiting at the router.")
     prefix_index_bytes_max: int = Field(64 * 1024 * 1024, ge=1024, description="Memory of the prefix index; oldest entries leave first.")
-    stall_min_s: float = Field(2.0, gt=0, description="A replica without progress for max(this, 4 × predicted step) is stalled.")
-    moves_max: int = Field(3, ge=0, description="Times a stream may move to another replica.")
-    replica_losses_max: int = Field(2, ge=1, description="Replicas that may die under one request before it is given up.")
     drain_timeout_s: float = Field(30.0, gt=0, description="After it, streams of a draining replica move.")
     api_keys: tuple[str, ...] = Field((), description="Accepted bearer tokens; empty: no authentication.")
 

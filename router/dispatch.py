@@ -49,8 +49,10 @@ class Departure(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    moves_max: int = 3
-    replica_losses_max: int = 2
+    """Of one request."""
+
+    moves_max: int = 3  # of a stream, to another replica
+    replica_losses_max: int = 2  # that died under it, before it is given up
     bounces_max: int = 3
 
 

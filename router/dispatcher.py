@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +17,9 @@ from router.link import Member
 from router.links import Connect, Links
 from router.policy.classes import Terms
 from router.policy.incarnation import Incarnation
-from router.ports import Account, Batch, PoolStatus, Rejected
-from router.session import BatchSession
-from router.status import pool_status, pool_totals
+from router.ports import Account, Batch, PoolFacts, PoolStatus, Rejected
+from router.session import BatchSession, Sessions
+from router.status import pool_facts, pool_status, pool_totals
 from router.switchboard import Switchboard
 from router.ticker import Ticker
 
@@ -45,12 +44,11 @@ class Dispatcher:
         self._clock = clock
         self._named = (model, revision)
         self._links = Links(self, connect, clock, Random(seed))
-        self._sessions: dict[int, BatchSession] = {}
+        self._sessions = Sessions()
         self._limits: EngineLimits | None = None
         self._ticker = Ticker(lambda: self._carry_out(self.board.tick(clock())), lambda: self.board.tick_period_s, clock)
         self._stopping = False
         self._put_off: list[Effect] = []  # of a replica that is joining: they come before those of whatever happens next
-        self._idle = asyncio.Event()
 
     # --- Backend -----------------------------------------------------------------------------------------------------
 
@@ -60,11 +58,11 @@ class Dispatcher:
         number, effects = self.board.arrive(batch, self._clock())
 
         def close() -> None:
-            self._forget(number)
+            self._sessions.drop(number)
             self._carry_out(self.board.close(number, self._clock()))
 
         session = BatchSession(stop=lambda index: self._carry_out(self.board.stop(number, index, self._clock())), close=close)
-        self._sessions[number] = session
+        self._sessions.add(number, session)
         try:
             self._carry_out(effects)
             await session.open_()
@@ -82,6 +80,9 @@ class Dispatcher:
         self.board.traffic.tally.turned_away(refusal.reason)
         return Rejected(refusal.status, refusal.reason, refusal.message, refusal.retry_after_s)
 
+    def facts(self) -> PoolFacts:
+        return pool_facts(self.board, self._limits, self._named)
+
     def status(self) -> PoolStatus:
         return pool_status(self.board, self._limits, self._named, self._clock(), stopping=self._stopping)
 
@@ -98,11 +99,8 @@ class Dispatcher:
     async def stop(self, timeout_s: float) -> None:
         """No new work; wait for what runs; then close everything. Idempotent."""
         self._stopping = True
-        if self._sessions:
-            self._idle.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
-        for session in tuple(self._sessions.values()):
+        await self._sessions.wait_empty(timeout_s)
+        for session in self._sessions.all():
             session.reject(Rejected(503, "stopping", "this router is stopping", 1.0))
             session.close()
         await self._links.close()
@@ -173,9 +171,4 @@ class Dispatcher:
             session.reject(Rejected(effect.status, effect.reason, effect.message, effect.retry_after_s))
         else:
             session.ended()
-            self._forget(effect.batch_id)
-
-    def _forget(self, number: int) -> None:
-        self._sessions.pop(number, None)
-        if not self._sessions:
-            self._idle.set()
+            self._sessions.drop(effect.batch_id)

@@ -86,6 +86,16 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What every request is checked and named by; costs the same for any number of replicas."""
+
+    limits: EngineLimits | None  # None while no replica has been seen
+    model: str
+    revision: str
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatus:
     """What /health, /ready and /v1/models say."""
 
@@ -135,6 +145,10 @@ class Backend(Protocol):
         """
         return None
 
-    def status(self) -> PoolStatus: ...
+    def facts(self) -> PoolFacts: ...
+
+    def status(self) -> PoolStatus:
+        """Sums over all replicas: for pages, not for requests."""
+        ...
 
     def account(self) -> Account: ...

@@ -84,7 +84,8 @@ class Reception:
         if not outlays:
             return Refused(batch_id, self.no_replica())
         slo = self._classes.slo(batch.terms)
-        promise = self._promise(service, view.tenant, slo, batch.arrival_s, now)
+        self._standing.asks(slo, view.prompt_tokens, now)
+        promise = self._promise(service, view.tenant, view.prompt_tokens, slo, batch.arrival_s, now)
         if len(outlays) < len(candidates):  # only a sample was asked: who finds no place in it asks everyone
             choice = self._admission.admit(view, promise, outlays, now)
             if choice is not None:
@@ -121,12 +122,19 @@ class Reception:
         if service is None:
             return unknown_class(self._classes)
         self._standing.seen(service, terms.tenant, now)
-        outlays = self._fleet.outlays(LEAST, self._fleet.routable(), now, sample=False)
+        candidates = self._fleet.routable()
+        outlays = self._fleet.outlays(LEAST, candidates, now)  # of many a sample: most often one of it has room, and all is said
         if not outlays or any(one.is_empty for one in outlays):
             return None
-        promise = self._promise(service, terms.tenant, self._classes.slo(terms), arrival_s, now)
+        slo = self._classes.slo(terms)
+        self._standing.asks(slo, about_tokens, now)
+        promise = self._promise(service, terms.tenant, LEAST.prompt_tokens, slo, arrival_s, now)
         if not self._admission.is_hopeless(promise, outlays, now):
             return None
+        if len(outlays) < len(candidates):
+            outlays = self._fleet.outlays(LEAST, candidates, now, sample=False)
+            if any(one.is_empty for one in outlays) or not self._admission.is_hopeless(promise, outlays, now):
+                return None
         return too_late(self._admission.shed(promise, outlays, now, tokens=about_tokens))
 
     def head(self, candidates: Sequence[Known], now: float) -> Admitted | None:
@@ -163,7 +171,7 @@ class Reception:
         if not outlays:
             return None
         view = one.view
-        depth = self._standing.depth(self._classes[view.request_class], one.slo, view.tenant, now)
+        depth = self._standing.depth(self._classes[view.request_class], one.slo, view.prompt_tokens, view.tenant, now)
         promise = Promise(one.slo, max(0.0, now - one.arrival_s), 0.0, depth.depth_s, depth.is_lean)
         choice = self._admission.admit(view, promise, outlays, now)
         if choice is None:
@@ -189,7 +197,10 @@ class Reception:
         asked = 0
         for one, ahead_s in self.queue.with_ahead_s():
             start_s = now + (ahead_s + least_s) / doubt
-            is_late = start_s > one.deadline_s or start_s + one.prefill_s / doubt > one.arrival_s + one.slo.ttft_within_s(one.new_tokens)
+            is_late = (
+                start_s > one.arrival_s + one.slo.queue_time_s
+                or start_s + one.prefill_s / doubt > one.arrival_s + one.slo.ttft_within_s(one.new_tokens)
+            )
             is_too_fast = one.slo.tpot_s is not None and one.slo.tpot_s < tpot_s
             if not (is_late or is_too_fast or one is head):
                 continue
@@ -232,9 +243,9 @@ class Reception:
         retry_s = self._admission.jittered(max(1.0, backlog_s(self._fleet, now)))
         return Refusal(429, "tenant_limit", f"this key's tenant has reached its {limit} in flight", retry_s)
 
-    def _promise(self, service: ServiceClass, tenant: str, slo: Slo, arrival_s: float, now: float) -> Promise:
-        ahead_s = self.queue.ahead_s(service.name, tenant, arrival_s + slo.queue_time_s) if len(self.queue) else 0.0
-        depth = self._standing.depth(service, slo, tenant, now)
+    def _promise(self, service: ServiceClass, tenant: str, tokens: int, slo: Slo, arrival_s: float, now: float) -> Promise:
+        ahead_s = self.queue.ahead_s(service.name, tenant, arrival_s + slo.time_s(tokens)) if len(self.queue) else 0.0
+        depth = self._standing.depth(service, slo, tokens, tenant, now)
         return Promise(slo, max(0.0, now - arrival_s), ahead_s, depth.depth_s, depth.is_lean)
 
     def _admitted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 
@@ -97,3 +98,36 @@ class BatchSession:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class Sessions:
+    """Those that are open, by the number of their batch."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, BatchSession] = {}
+        self._idle = asyncio.Event()  # set when the last one leaves
+
+    def add(self, number: int, session: BatchSession) -> None:
+        self._open[number] = session
+
+    def get(self, number: int) -> BatchSession | None:
+        return self._open.get(number)
+
+    def drop(self, number: int) -> None:
+        """Idempotent."""
+        self._open.pop(number, None)
+        if not self._open:
+            self._idle.set()
+
+    def all(self) -> tuple[BatchSession, ...]:
+        return tuple(self._open.values())
+
+    async def wait_empty(self, timeout_s: float) -> None:
+        """At most so long."""
+        if self._open:
+            self._idle.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+
+    def __len__(self) -> int:
+        return len(self._open)

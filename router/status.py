@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from replica.contract.messages import EngineLimits
 from router.policy.fleet import backlog_s
 from router.policy.prefix_index import ENTRY_BYTES
-from router.ports import PoolStatus, Total
+from router.ports import PoolFacts, PoolStatus, Total
 from router.switchboard import Switchboard
 
+_LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size", "step_slo_s")
 SHED_REASONS = ("queue_time", "queue_time_waited", "ttft", "ttft_waited", "tpot", "tpot_waited", "queue_full")
 
 
-def pool_status(board: Switchboard, limits: EngineLimits | None, named: tuple[str, str], now: float, *, stopping: bool) -> PoolStatus:
+def pool_facts(board: Switchboard, limits: EngineLimits | None, named: tuple[str, str]) -> PoolFacts:
     """`limits` are the last seen; `named` is (model, revision) while no replica has told its own."""
-    known = board.fleet.all()
     pool = board.fleet.pool()
     shown = pool.limits if pool is not None else limits
+    model, revision = named if pool is None else (pool.model, pool.revision)
+    return PoolFacts(shown, model, revision, shown.block_size if shown is not None else 16)
+
+
+def pool_status(board: Switchboard, limits: EngineLimits | None, named: tuple[str, str], now: float, *, stopping: bool) -> PoolStatus:
+    """`limits` and `named` as for `pool_facts`."""
+    known = board.fleet.all()
+    facts = pool_facts(board, limits, named)
     blocks = sum(one.view.limits.num_blocks for one in known)
     unused = sum(one.view.load.free_blocks + one.view.load.evictable_blocks for one in known)
-    model, revision = named if pool is None else (pool.model, pool.revision)
     reason = ""
     if stopping:
         reason = "stopping"
@@ -28,10 +37,10 @@ def pool_status(board: Switchboard, limits: EngineLimits | None, named: tuple[st
         ready=not reason,
         live=board.is_live(now),
         replicas=len(known),
-        limits=shown,
-        model=model,
-        revision=revision,
-        block_size=shown.block_size if shown is not None else 16,
+        limits=facts.limits,
+        model=facts.model,
+        revision=facts.revision,
+        block_size=facts.block_size,
         reason=reason,
         running=sum(one.view.load.running for one in known),
         waiting=sum(one.view.load.waiting + one.view.claims.requests for one in known),
@@ -89,4 +98,10 @@ def pool_totals(board: Switchboard, now: float) -> tuple[Total, ...]:
         label = (("replica", known.view.incarnation.replica_id),)
         found.append(Total("replica_weight", known.health.weight(now) if known.is_routable else 0.0, label, is_gauge=True))
         found.append(Total("replica_report_age_seconds", max(0.0, now - known.view.reported_s), label, is_gauge=True))
+        for name, value in msgspec.structs.asdict(known.view.load.step_time).items():
+            found.append(Total("replica_step_time_seconds", value, (*label, ("coefficient", name)), is_gauge=True))
+        for name in _LIMITS:
+            limit = getattr(known.view.limits, name)
+            if limit is not None:
+                found.append(Total("replica_limit", limit, (*label, ("limit", name)), is_gauge=True))
     return tuple(found)

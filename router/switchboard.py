@@ -15,6 +15,7 @@ from router.config import RouterConfig
 from router.dispatch import Bounds, Departure
 from router.effects import Effect, Notice, WantSnapshot
 from router.policy.fleet import Fleet, Known
+from router.policy.health import STALL_MIN_S
 from router.policy.incarnation import Incarnation
 from router.policy.steady_clock import SteadyClock
 from router.ports import Batch
@@ -29,14 +30,12 @@ class Switchboard:
     def __init__(self, config: RouterConfig, *, seed: int, now: float) -> None:
         self.fleet = Fleet(
             prefix_index_bytes_max=config.prefix_index_bytes_max,
-            stall_min_s=config.stall_min_s,
             admission_quantile=config.admission_quantile,
             seed=seed,
             now=now,
         )
         self.reception = Reception(config, self.fleet, seed)
-        self.traffic = Traffic(self.fleet, self.reception, Bounds(config.moves_max, config.replica_losses_max))
-        self._stall_min_s = config.stall_min_s
+        self.traffic = Traffic(self.fleet, self.reception, Bounds())
         self._drain_timeout_s = config.drain_timeout_s
         self._steady = SteadyClock(now, self.fleet.lies)
         self._unserved_s: float | None = None  # since when there is work and nobody to do it
@@ -130,7 +129,7 @@ class Switchboard:
             effects.append(Notice("replica stalled", incarnation.replica_id, self.traffic.streams_on(incarnation)))
             effects += self.traffic.depart_all(incarnation, Departure.LOST, now)
             if self.traffic.adrift:
-                self._unserved(now - self._stall_min_s)
+                self._unserved(now - STALL_MIN_S)
         for known in self.fleet.all():
             if self._drain_is_over(known, now):
                 effects.append(Notice("drain is over", known.view.incarnation.replica_id, known.view.own))
@@ -145,7 +144,7 @@ class Switchboard:
         """False: there has been work, and for the stall limit no replica to do it."""
         if self._unserved_s is not None and self.fleet.routable():
             self._unserved_s = None
-        return self._unserved_s is None or now - self._unserved_s < self._stall_min_s
+        return self._unserved_s is None or now - self._unserved_s < STALL_MIN_S
 
     # --- within ------------------------------------------------------------------------------------------------------
 

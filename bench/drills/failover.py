@@ -81,40 +81,47 @@ class Failover:
         )
 
 
-def calls(output_tokens: int) -> list[Call]:
-    """24 greedy streams with different prompts, each reporting ids and its two likeliest tokens."""
+def calls(output_tokens: int, streams: int = STREAMS) -> list[Call]:
+    """Greedy streams with different prompts, each reporting ids and its two likeliest tokens."""
     prompts = [opening.format(topic) for opening in OPENINGS for topic in TOPICS]
     expect = Expectation(completion_tokens=output_tokens, keep=True)
-    return [json_call("/v1/completions", _body(prompt, output_tokens), expect) for prompt in prompts[:STREAMS]]
+    told = [prompts[i] if i < len(prompts) else f"Part {i // len(prompts)}. {prompts[i % len(prompts)]}" for i in range(streams)]
+    return [json_call("/v1/completions", _body(prompt, output_tokens), expect) for prompt in told]
 
 
 async def run(served: Stack, how: str, output_tokens: int = 96) -> Failover:
     """Needs a stack of at least two replicas; waits until it is whole again."""
     client = LoadClient(Target.parse(served.url))
+    try:
+        undisturbed = await asyncio.gather(*(client.send(call) for call in calls(output_tokens)))
+        return await one_round(served, client, how, undisturbed, output_tokens)
+    finally:
+        client.close()
+
+
+async def one_round(served: Stack, client: LoadClient, how: str, undisturbed: Sequence[RequestRecord], output_tokens: int) -> Failover:
+    """As many streams as `undisturbed` has, and one replica disturbed when they have brought a quarter of their tokens."""
+    streams = len(undisturbed)
     replicas = len(served.of_role("replica"))
     if replicas < 2:
         raise ValueError(f"the drill needs two replicas, found {replicas} by process title")
+    earlier = client.tokens_received
+    running = [asyncio.create_task(client.send(call)) for call in calls(output_tokens, streams)]
+    tokens_before = await under_way(client, earlier, streams * output_tokens // 4)
+    victim = served.of_role("replica")[0]
+    moved_before = await moves(served.url)
+    fault_s = time.perf_counter()
+    moving = asyncio.create_task(last_move(served.url, moved_before))
+    os.kill(victim.pid, SIGNALS[how])
     try:
-        undisturbed = await asyncio.gather(*(client.send(call) for call in calls(output_tokens)))
-        earlier = client.tokens_received
-        streams = [asyncio.create_task(client.send(call)) for call in calls(output_tokens)]
-        tokens_before = await under_way(client, earlier, STREAMS * output_tokens // 4)
-        victim = served.of_role("replica")[0]
-        moved_before = await moves(served.url)
-        fault_s = time.perf_counter()
-        moving = asyncio.create_task(last_move(served.url, moved_before))
-        os.kill(victim.pid, SIGNALS[how])
-        try:
-            disturbed = await asyncio.gather(*streams)
-            moving.cancel()
-            moved_s = await moving
-            replaced = await _replaced(served, victim, replicas)
-        finally:
-            if processes.alive([victim]):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(victim.pid, signal.SIGCONT)
+        disturbed = await asyncio.gather(*running)
+        moving.cancel()
+        moved_s = await moving
+        replaced = await _replaced(served, victim, replicas)
     finally:
-        client.close()
+        if processes.alive([victim]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim.pid, signal.SIGCONT)
     return Failover(
         tuple(undisturbed),
         tuple(disturbed),

@@ -6,6 +6,8 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 
+from kernels.cpu.build import cpu_flags, granted
+
 FAULTS = {
     1: "shapes that do not agree",
     2: "a token id outside the vocabulary",
@@ -69,6 +71,7 @@ class StepC(Structure):
 
 def load_library(path: Path) -> ctypes.CDLL:
     """Its functions release Python's lock while they run. Raises OSError."""
+    granted(cpu_flags())  # Linux wants to be asked for AMX by the process that uses it
     library = ctypes.CDLL(str(path))
     library.rantang_open.argtypes, library.rantang_open.restype = (POINTER(ModelC),), c_void_p
     library.rantang_step.argtypes, library.rantang_step.restype = (c_void_p, POINTER(StepC)), c_int

@@ -140,9 +140,7 @@ void attend_block(const Span& span, int row, const Block& block, int dim, Attent
 // put(row, out [D]) for each query of the span, rows in the order (token, head).
 template <class Put>
 void attend(const Cache& cache, const Span& span, AttentionScratch& scratch, const Put& put) {
-    using Attend = void (*)(const Span&, int, const Block&, int, AttentionScratch&);
-    static constexpr Attend of[QUERY_ROWS] = {attend_block<1>, attend_block<2>, attend_block<3>,
-                                              attend_block<4>, attend_block<5>, attend_block<6>};
+    static constexpr auto of = []<int... I>(std::integer_sequence<int, I...>) { return std::array{attend_block<I + 1>...}; }(std::make_integer_sequence<int, QUERY_ROWS>());
     const int rows = span.tokens * span.heads, dim = cache.dim, last = span.position + span.tokens - 1;
     std::fill_n(scratch.sums.data(), (size_t)rows * dim, 0.0f);
     std::fill_n(scratch.mass.data(), (size_t)rows * LANES, 0.0f);

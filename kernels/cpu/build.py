@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -13,8 +14,9 @@ from pathlib import Path
 
 SOURCES = ("step.cpp", "attention.h", "matrix.h", "simd.h", "team.h")
 COMPILE_TIMEOUT_S = 300.0  # ten seconds of work, on a machine that has other things to do too
-ISA_VARIABLE = "RANTANG_CPU_ISA"  # avx512 or avx2 instead of the best that this CPU has
+ISA_VARIABLE = "RANTANG_CPU_ISA"  # amx, avx512 or avx2 instead of the best that this CPU has
 CPU_INFO = Path("/proc/cpuinfo")
+_ASK_FOR_TILES = (158, 0x1023, 18)  # arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA) of x86-64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,11 @@ class Isa:
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mavx512vnni", "-mavx512bf16")
-ISAS = (
-    Isa(
-        "avx512",
-        "AVX-512 BF16",
-        frozenset({"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512_vnni", "avx512_bf16", "avx2", "fma", "f16c"}),
-        _AVX512 + _AVX2,
-    ),
+_NEEDS_AVX512 = frozenset({"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512_vnni", "avx512_bf16", "avx2", "fma", "f16c"})
+_TILES = frozenset({"amx_tile", "amx_bf16"})
+ISAS = (  # the best first
+    Isa("amx", "AVX-512 BF16 and AMX", _NEEDS_AVX512 | _TILES, ("-mamx-tile", "-mamx-bf16", *_AVX512, *_AVX2)),
+    Isa("avx512", "AVX-512 BF16", _NEEDS_AVX512, _AVX512 + _AVX2),
     Isa("avx2", "AVX2", frozenset({"avx2", "fma", "f16c"}), _AVX2),
 )
 
@@ -44,14 +44,31 @@ class CannotBuild(Exception):
     """Why there is no library, one line for the user."""
 
 
-def choose_isa(cpu_flags: frozenset[str], wanted: str = "") -> Isa:
-    """The best set that this CPU has; `wanted` names one. Raises CannotBuild."""
-    usable = [isa for isa in ISAS if isa.needs <= cpu_flags]
-    if wanted:
-        usable = [isa for isa in usable if isa.name == wanted]
+def usable_isas(cpu_flags: frozenset[str], wanted: str = "") -> tuple[Isa, ...]:
+    """The sets that this CPU has, the best first; `wanted` names one. Raises CannotBuild when there is none."""
+    usable = tuple(isa for isa in ISAS if isa.needs <= cpu_flags and wanted in ("", isa.name))
     if not usable:
         raise CannotBuild(f"this CPU has no {wanted}" if wanted else "this CPU has neither AVX-512 BF16 nor AVX2")
-    return usable[0]
+    return usable
+
+
+def best_library(cache: Path, wanted: str = "") -> tuple[Isa, Path]:
+    """Of the best set of instructions that a library is to be had for: a compiler may not know the latest. Raises CannotBuild."""
+    reason: CannotBuild | None = None
+    for isa in usable_isas(granted(cpu_flags()), wanted):
+        try:
+            return isa, library_path(isa, cache)
+        except CannotBuild as error:
+            reason = reason or error
+    assert reason is not None
+    raise reason
+
+
+def granted(flags: frozenset[str]) -> frozenset[str]:
+    """`flags` without AMX where the kernel does not let this process use it: Linux wants to be asked once."""
+    if flags >= _TILES and ctypes.CDLL(None).syscall(*_ASK_FOR_TILES):
+        return flags - _TILES
+    return flags
 
 
 def cpu_flags(path: Path = CPU_INFO) -> frozenset[str]:
@@ -77,7 +94,7 @@ def library_path(isa: Isa, cache: Path, *, extra: tuple[str, ...] = (), compiler
     Safe for several processes at once: one compiles, the others wait for it.
     """
     # No contraction: a sum must be rounded alike in every tile that the compiler unrolls.
-    options = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", *isa.flags, *extra)
+    options = ("-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", *isa.flags, *extra)
     sources = Path(__file__).parent
     digest = hashlib.sha256("\n".join(options).encode())
     for name in SOURCES:

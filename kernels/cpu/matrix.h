@@ -4,9 +4,13 @@
 //   q8    weights [panel][K/32][8][16][4] of value + 128  1.06, scales [panel][K/32][16] fp16; x in int8, a scale for each 32
 //   q4    weights [panel][K/32][4][16][4] two nibbles     0.63, scales [panel][K/32][16 d | 16 m] fp16; w = d · nibble + m
 //
-// Operations: 2 · N · K a row. Bytes: the weights once for up to 12 rows. An output is one chain of sums in the order of K, whatever
+// Operations: 2 · N · K a row. Bytes: the weights once for up to 12 rows (32 with AMX), then from the cache. An output is one chain of sums in the order of K, whatever
 // the number of rows, the tile or the thread: bit for bit the same alone and in any batch.
 #pragma once
+#include <algorithm>
+#include <array>
+#include <utility>
+
 #include "simd.h"
 
 enum Kind : int32_t { BF16 = 0, Q8 = 1, Q4 = 2 };
@@ -20,19 +24,18 @@ struct Matrix {  // as Python passes it
 };
 
 constexpr int GROUP = 32;     // weights and activations that share a scale
-constexpr int TILE_ROWS = 12; // rows of x at once: with two panels 24 chains, enough to hide the latency of a product
-constexpr int QUANTISED_ROWS = 8; // there a tile holds a group of weights too
 constexpr int PAIR = 2 * LANES;
 constexpr int AHEAD = 1024;   // bytes
 
-// Activations, as the matrix that reads them wants them: bf16 [rows][stride], or int8 [groups][rows][32] with scale and scale · sum
-// [groups][rows], so that what a tile reads of a group lies together.
+// Activations, as the matrix that reads them wants them: bf16 [rows][stride], or int8 [groups][rows][32] with scale, scale · sum and
+// -128 · sum [groups][rows], so that what a tile reads of a group lies together.
 struct Rows {
     bool quantised = false;
     int rows = 0, stride = 0;  // stride: a cache line more than the width, so that rows do not share cache sets
     uint16_t* bf16 = nullptr;
     int8_t* q = nullptr;
     float *scale = nullptr, *sum = nullptr;
+    int32_t* shift = nullptr;
 
     void put(int row, int column, const float* values, int count) const {  // whole groups
         if (!quantised) {
@@ -47,15 +50,19 @@ struct Rows {
             const F x = rounded(mul(a, by)), y = rounded(mul(b, by));
             const size_t group = (size_t)(column + i) / GROUP * rows + row;
             store_i8(q + group * GROUP, x), store_i8(q + group * GROUP + LANES, y);
-            const float total = ::sum(add(x, y));  // NaN and infinity in, NaN out: never hidden by the conversion
-            scale[group] = total - total == 0 ? most / 127.0f : total - total;
+            const float total = ::sum(add(x, y));
+            const bool is_finite = total - total == 0;  // NaN and infinity in, NaN out: never hidden by the conversion
+            scale[group] = is_finite ? most / 127.0f : total - total;
             sum[group] = scale[group] * total;
+            shift[group] = is_finite ? -128 * (int)total : 0;
         }
     }
 };
 
 template <int M>
-inline void tile_bf16(const Matrix& w, const Rows& x, int row, int pair, F (&acc)[M][2]) {
+void tile_bf16(const Matrix& w, const Rows& x, int row, int pair, float* out) {
+    F acc[M][2];
+    for (int i = 0; i < 2 * M; i++) acc[i / 2][i % 2] = w.bias ? load(w.bias + pair * PAIR + i % 2 * LANES) : zero();
     const int steps = w.columns / 2;
     const size_t panel = (size_t)steps * PAIR;
     const uint16_t *left = (const uint16_t*)w.weights + (size_t)pair * 2 * panel, *right = left + panel;
@@ -72,71 +79,114 @@ inline void tile_bf16(const Matrix& w, const Rows& x, int row, int pair, F (&acc
             acc[i][1] = dot_bf16(acc[i][1], b, value);
         }
     }
+    for (int i = 0; i < 2 * M; i++) store(out + i * LANES, acc[i / 2][i % 2]);
 }
 
 template <int M, Kind KIND>
-inline void panel_quantised(const Matrix& w, const Rows& x, int row, int panel, F (&acc)[M][2], int side) {
+void panel_quantised(const Matrix& w, const Rows& x, int row, int panel, float* out) {
     constexpr int BYTES = KIND == Q4 ? 256 : 512, SCALES = KIND == Q4 ? 32 : 16;
     const int groups = w.columns / GROUP;
     const uint8_t* weights = (const uint8_t*)w.weights + (size_t)panel * groups * BYTES;
     const uint16_t* scales = w.scales + (size_t)panel * groups * SCALES;
-    const int32_t* in = (const int32_t*)x.q + (size_t)row * GROUP / 4;
-    const float *scale = x.scale + row, *sum = x.sum + row;
-    for (int g = 0; g < groups; g++, weights += BYTES, scales += SCALES, in += (size_t)x.rows * GROUP / 4, scale += x.rows, sum += x.rows) {
-        I q[8];
-#pragma GCC unroll 8
-        for (int z = 0; z < 8; z += 2) {
-            const I v = load_i(weights + (KIND == Q4 ? z / 2 : z) * 64);
-            q[z] = KIND == Q4 ? low_nibbles(v) : v;
-            q[z + 1] = KIND == Q4 ? high_nibbles(v) : load_i(weights + (z + 1) * 64);
-        }
-        if (M <= 8)
-            for (int z = 0; z < BYTES; z += 64) prefetch(weights + 2 * AHEAD + z);
+    size_t at = row;
+    F acc[M];
+    for (F& chain : acc) chain = w.bias ? load(w.bias + panel * LANES) : zero();
+    for (int g = 0; g < groups; g++, weights += BYTES, scales += SCALES, at += x.rows) {
+        const int32_t* in = (const int32_t*)(x.q + at * GROUP);
+        for (int z = 0; z < BYTES; z += 64) prefetch(weights + 2 * AHEAD + z);
         prefetch(scales + AHEAD / 2);
-        const F d = from_f16(scales), m = KIND == Q4 ? from_f16(scales + LANES) : mul(d, all(-128));
+        I dot[M];
+        for (int i = 0; i < M; i++) dot[i] = KIND == Q4 ? zero_i() : all_i((uint32_t)x.shift[at + i]);
+#pragma GCC unroll 8
+        for (int z = 0; z < 8; z++) {  // the rows by turns, so that chains overlap
+            const I v = load_i(weights + (KIND == Q4 ? z / 2 : z) * 64), q = KIND == Q8 ? v : z % 2 ? high_nibbles(v) : low_nibbles(v);
+#pragma GCC unroll 12
+            for (int i = 0; i < M; i++) dot[i] = dot_u8_i8(dot[i], q, all_i((uint32_t)in[i * 8 + z]));
+        }
+        const F d = from_f16(scales), m = KIND == Q4 ? from_f16(scales + LANES) : zero();
 #pragma GCC unroll 12
         for (int i = 0; i < M; i++) {
-            I even = zero_i(), odd = zero_i();
-#pragma GCC unroll 8
-            for (int z = 0; z < 8; z += 2) {
-                even = dot_u8_i8(even, q[z], all_i((uint32_t)in[i * 8 + z]));
-                odd = dot_u8_i8(odd, q[z + 1], all_i((uint32_t)in[i * 8 + z + 1]));
-            }
-            acc[i][side] = fma(mul(d, all(scale[i])), to_float(add_i(even, odd)), acc[i][side]);
-            acc[i][side] = fma(m, all(sum[i]), acc[i][side]);
+            acc[i] = fma(mul(d, all(x.scale[at + i])), to_float(dot[i]), acc[i]);
+            if (KIND == Q4) acc[i] = fma(m, all(x.sum[at + i]), acc[i]);
         }
     }
+    for (int i = 0; i < M; i++) store(out + i * PAIR, acc[i]);
 }
 
 // 32 outputs of M rows → out [M][32].
 template <int M>
 void tile(const Matrix& w, const Rows& x, int row, int pair, float* out) {
-    F acc[M][2];
-    for (int i = 0; i < M; i++)
-        for (int side = 0; side < 2; side++) acc[i][side] = w.bias ? load(w.bias + pair * PAIR + side * LANES) : zero();
-    if (w.kind == BF16) {
-        tile_bf16<M>(w, x, row, pair, acc);
-    } else {
-        for (int side = 0; side < 2; side++) {
-            if (w.kind == Q4) panel_quantised<M, Q4>(w, x, row, 2 * pair + side, acc, side);
-            else panel_quantised<M, Q8>(w, x, row, 2 * pair + side, acc, side);
-        }
-    }
-    for (int i = 0; i < M; i++)
-        for (int side = 0; side < 2; side++) store(out + i * PAIR + side * LANES, acc[i][side]);
+    if (w.kind == BF16) return tile_bf16<M>(w, x, row, pair, out);
+    for (int side = 0; side < 2; side++)
+        (w.kind == Q4 ? panel_quantised<M, Q4> : panel_quantised<M, Q8>)(w, x, row, 2 * pair + side, out + side * LANES);
 }
+
+using Tile = void (*)(const Matrix&, const Rows&, int, int, float*);
+constexpr auto TILES = []<int... I>(std::integer_sequence<int, I...>) { return std::array<Tile, ROWS>{tile<I + 1>...}; }(std::make_integer_sequence<int, ROWS>());
+
+#ifdef __AMX_BF16__
+constexpr int TILE_ROWS = 32;
+
+// The same with the CPU's unit for products of tiles, for bf16: 16 rows of x × 32 of K, 32 of K × 16 outputs, in the layouts above. It
+// sums 32 products before it adds them to a chain: other bits than a tile above, so all heights are computed here where any is.
+inline void product(const Matrix& w, const Rows& x, int row, int count, int pair, float* out) {
+    if (w.kind != BF16) return TILES[count - 1](w, x, row, pair, out);
+    const int low = std::min(count, LANES), high = count - low;
+    struct alignas(64) {  // of registers 0 … 3 sums, 4 and 5 x, 6 and 7 weights
+        uint8_t palette = 1, start = 0, unused[14] = {};
+        uint16_t bytes[16] = {};
+        uint8_t rows[16] = {};
+    } shape;
+    const int heights[8] = {low, low, high, high, low, high, LANES, LANES};
+    for (int i = 0; i < 8; i++) shape.rows[i] = (uint8_t)heights[i], shape.bytes[i] = heights[i] ? 64 : 0;
+    for (int i = 0; i < count * PAIR; i += LANES) store(out + i, w.bias ? load(w.bias + pair * PAIR + i % PAIR) : zero());
+    asm volatile("" ::: "memory");  // what follows does not tell the compiler what it reads
+    _tile_loadconfig(&shape);
+    constexpr int ROW = PAIR * sizeof(float), STEP = LANES * PAIR;
+    float* const second = out + STEP;
+    _tile_loadd(0, out, ROW);
+    _tile_loadd(1, out + LANES, ROW);
+    if (high) {
+        _tile_loadd(2, second, ROW);
+        _tile_loadd(3, second + LANES, ROW);
+    }
+    const uint16_t *left = (const uint16_t*)w.weights + (size_t)pair * 2 * w.columns * LANES, *right = left + (size_t)w.columns * LANES;
+    const uint16_t* in = x.bf16 + (size_t)row * x.stride;
+    for (int k = 0; k < w.columns; k += PAIR, left += STEP, right += STEP) {
+        if (row == 0)  // the first rows fetch for all
+            for (int i = 0; i < STEP; i += PAIR) prefetch(left + 2 * AHEAD + i), prefetch(right + 2 * AHEAD + i);
+        _tile_loadd(4, in + k, x.stride * 2);
+        _tile_loadd(6, left, 64);
+        _tile_loadd(7, right, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (!high) continue;
+        _tile_loadd(5, in + (size_t)LANES * x.stride + k, x.stride * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, out, ROW);
+    _tile_stored(1, out + LANES, ROW);
+    if (high) {
+        _tile_stored(2, second, ROW);
+        _tile_stored(3, second + LANES, ROW);
+    }
+    _tile_release();
+}
+#else
+constexpr int TILE_ROWS = ROWS;
+
+inline void product(const Matrix& w, const Rows& x, int row, int count, int pair, float* out) { TILES[count - 1](w, x, row, pair, out); }
+#endif
 
 // put(first row, rows, out [PAIRS][rows][32]) for all rows of PAIRS neighbouring tasks, in tiles of nearly equal height.
 template <int PAIRS, class Put>
 void outputs(const Matrix& w, const Rows& x, int rows, int pair, const Put& put) {
-    using Tile = void (*)(const Matrix&, const Rows&, int, int, float*);
-    static constexpr Tile of[TILE_ROWS] = {tile<1>, tile<2>, tile<3>, tile<4>,  tile<5>,  tile<6>,
-                                           tile<7>, tile<8>, tile<9>, tile<10>, tile<11>, tile<12>};
     alignas(64) float out[PAIRS * TILE_ROWS * PAIR];
-    const int most = x.quantised ? QUANTISED_ROWS : TILE_ROWS;
+    const int most = x.quantised ? ROWS : TILE_ROWS;
     for (int row = 0, left = (rows + most - 1) / most; left; left--) {
         const int count = (rows - row + left - 1) / left;
-        for (int i = 0; i < PAIRS; i++) of[count - 1](w, x, row, pair + i, out + i * count * PAIR);
+        for (int i = 0; i < PAIRS; i++) product(w, x, row, count, pair + i, out + i * count * PAIR);
         put(row, count, out);
         row += count;
     }

@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 constexpr int LANES = 16;
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
+constexpr int ROWS = 12; // of x that a tile multiplies at once: with two panels 24 chains, enough to hide the latency of a product
 using F = __m512;   // 16 float32
 using I = __m512i;  // 64 bytes
 
@@ -48,6 +50,7 @@ inline I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
+constexpr int ROWS = 4; // there are half the registers
 struct F {
     __m256 a, b;
 };

@@ -1,8 +1,8 @@
 // One call computes a step of a decoder: token ids of a mixed batch (decodes and chunks of prompts) to hidden states and logits,
 // over the paged cache. Plain C interface; what an architecture is, the table of layers says (kernels/cpu/decoder.py fills it).
 //
-// A layer: norm → qkv → rope, cache write → attention → out, + stream → norm → gate · up → down, + stream. Eight meetings of the team.
-// Bytes of a step: every weight once (for each 12 rows in one thread's turn from its cache), the cache of every row once. The residual
+// A layer: norm → qkv → rope, cache write → attention → out, + stream → norm → gate · up → down, + stream. Eight meetings of the team,
+// five where there are few tokens. Bytes of a step: every weight once, the cache of every row once (more in a long chunk). The residual
 // stream is float32; what enters a product is bf16, or int8 by groups of 32 for quantised weights. A row never sees another: all sums
 // run in a fixed order over K and over keys, so a token's logits are the same bits alone, batched, chunked or computed again.
 #include <exception>
@@ -51,8 +51,8 @@ class Buffer {  // the activations that a matrix reads, in the form that it want
         view_.rows = rows, view_.stride = width + GROUP;
         const size_t size = (size_t)rows * view_.stride;
         if (bf16 && bf16_.size() < size) bf16_.resize(size);
-        if (quantised && q_.size() < size) q_.resize(size), scale_.resize(size / GROUP), sum_.resize(size / GROUP);
-        view_.bf16 = bf16_.data(), view_.q = q_.data(), view_.scale = scale_.data(), view_.sum = sum_.data();
+        if (quantised && q_.size() < size) q_.resize(size), scale_.resize(size / GROUP), sum_.resize(size / GROUP), shift_.resize(size / GROUP);
+        view_.bf16 = bf16_.data(), view_.q = q_.data(), view_.scale = scale_.data(), view_.sum = sum_.data(), view_.shift = shift_.data();
     }
     Rows of(const Matrix& reader) const {
         Rows rows = view_;
@@ -65,6 +65,7 @@ class Buffer {  // the activations that a matrix reads, in the form that it want
     std::vector<uint16_t> bf16_;
     std::vector<int8_t> q_;
     std::vector<float> scale_, sum_;
+    std::vector<int32_t> shift_;
 };
 
 // x / sqrt(mean(x²) + epsilon) · weight; n in whole lanes.
@@ -85,6 +86,8 @@ void rotate(float* head, const float* cosine, const float* sine, int dim) {
 }
 
 class Decoder {
+    static constexpr int FEW = 4;  // tokens
+
    public:
     explicit Decoder(const Model& model)
         : m_(model), layers_(model.layer, model.layer + model.layers), team_(model.threads), thread_(model.threads) {
@@ -94,7 +97,10 @@ class Decoder {
         heads_per_kv_ = m_.heads / m_.kv_heads;
         span_tokens_ = std::max(1, BLOCK_ROWS / heads_per_kv_);
         qkv_width_ = (m_.heads + 2 * m_.kv_heads) * m_.dim;
-        for (auto& own : thread_) own.line.resize(std::max(m_.hidden, m_.dim)), own.attention.fit(span_tokens_ * heads_per_kv_, m_.dim);
+        for (Own& own : thread_) {
+            own.line.resize(std::max(m_.hidden, m_.dim)), own.attention.fit(span_tokens_ * heads_per_kv_, m_.dim);
+            own.normed.reserve(FEW, m_.hidden, has_bf16_, has_quantised_);
+        }
     }
 
     int run(const Step& step) {
@@ -150,7 +156,10 @@ class Decoder {
         std::vector<Best> best;
         std::vector<float> line;
         AttentionScratch attention;
+        Buffer normed;
     };
+
+    using Unseen = decltype([](int, int, const float*, int) {});
 
     void note(const Matrix& matrix) { (matrix.kind == BF16 ? has_bf16_ : has_quantised_) = true; }
 
@@ -176,8 +185,10 @@ class Decoder {
     }
 
     void lay_out(const Step& step) {
-        places_.clear(), pieces_.clear();
+        places_.clear(), pieces_.clear(), early_.clear();
         for (int row = 0; row < step.rows; row++) {
+            if (step.counts[row] > span_tokens_)
+                for (int i = 0; i < step.counts[row]; i++) early_.push_back((int)places_.size() + i);
             for (int i = 0; i < step.counts[row]; i += span_tokens_)
                 pieces_.push_back({(int)places_.size() + i, std::min(span_tokens_, step.counts[row] - i)});
             for (int i = 0; i < step.counts[row]; i++) places_.push_back({row, step.starts[row] + i});
@@ -198,20 +209,24 @@ class Decoder {
     }
 
     // Three turns for each thread: long enough that what is fetched ahead is its own, short enough for even ends.
-    int run_of(int tasks) const { return (tasks + 3 * team_.size() - 1) / (3 * team_.size()); }
+    int run_of(int tasks) const { return std::min(32, (tasks + 3 * team_.size() - 1) / (3 * team_.size())); }
 
-    void norm(const float* stream, const int32_t* which, int count, const float* weight, const Matrix& reader, Team::Worker& worker) {
-        const Rows to = normed_.of(reader);
-        worker.each(count, 1 + count / 16, [&](int i) {
-            float* line = thread_[worker.index].line.data();
-            normalise(stream + (size_t)(which ? which[i] : i) * m_.hidden, weight, m_.hidden, m_.epsilon, line);
-            to.put(i, 0, line, m_.hidden);
-        });
+    // What `reader` is to multiply by. A few rows are sooner done by every thread for itself than waited for.
+    Rows norm(const float* stream, const int32_t* which, int count, const float* weight, const Matrix& reader, Team::Worker& worker) {
+        Own& own = thread_[worker.index];
+        const Rows to = (count <= FEW ? own.normed : normed_).of(reader);
+        const auto one = [&](int i) {
+            normalise(stream + (size_t)(which ? which[i] : i) * m_.hidden, weight, m_.hidden, m_.epsilon, own.line.data());
+            to.put(i, 0, own.line.data(), m_.hidden);
+        };
+        if (count > FEW) worker.each(count, 1 + count / 16, one);
+        else for (int i = 0; i < count; i++) one(i);
+        return to;
     }
 
     // out [rows][width] = W · x, or += with `adds`; see(row, column, y, count) is shown every piece.
-    template <class See>
-    void multiply(const Matrix& w, const Rows& x, int rows, float* out, int width, bool adds, Team::Worker& worker, const See& see) {
+    template <class See = Unseen>
+    void multiply(const Matrix& w, const Rows& x, int rows, float* out, int width, bool adds, Team::Worker& worker, const See& see = {}) {
         worker.each(w.pairs(), run_of(w.pairs()), [&](int pair) {
             const int column = pair * PAIR, kept = std::min(PAIR, width - column);
             outputs<1>(w, x, rows, pair, [&](int row, int count, const float* y) {
@@ -224,21 +239,20 @@ class Decoder {
         });
     }
 
-    void multiply(const Matrix& w, const Rows& x, int rows, float* out, int width, bool adds, Team::Worker& worker) {
-        multiply(w, x, rows, out, width, adds, worker, [](int, int, const float*, int) {});
-    }
-
     void attention_half(const Step& step, int index, Team::Worker& worker) {
         const Layer& layer = layers_[index];
         const Cache cache{m_.pool + (size_t)index * m_.pages * 2 * m_.kv_heads * m_.block * m_.dim, m_.kv_heads, m_.block, m_.dim};
-        norm(step.hidden, nullptr, step.tokens, layer.attention_norm, layer.qkv, worker);
-        multiply(layer.qkv, normed_.of(layer.qkv), step.tokens, qkv_.data(), qkv_width_, false, worker);
-        worker.each(step.tokens, 1 + step.tokens / 16, [&](int t) { turn_and_write(step, layer, cache, t); });
+        const Rows from = norm(step.hidden, nullptr, step.tokens, layer.attention_norm, layer.qkv, worker);
+        multiply(layer.qkv, from, step.tokens, qkv_.data(), qkv_width_, false, worker);
+        const int kv_heads = m_.kv_heads, early = (int)early_.size() * kv_heads;  // keys that more than one piece reads come first
+        if (early) worker.each(early, 1 + early / 16, [&](int i) { turn_and_write(step, layer, cache, early_[i / kv_heads], i % kv_heads); });
         const Rows to = attended_.of(layer.out);
         worker.each((int)pieces_.size() * m_.kv_heads, 1, [&](int task) {
             const Piece piece = pieces_[task / m_.kv_heads];
             const int kv_head = task % m_.kv_heads, width = m_.heads * m_.dim, first_column = kv_head * heads_per_kv_ * m_.dim;
             const Place place = places_[piece.first];
+            if (step.counts[place.row] <= span_tokens_)
+                for (int t = piece.first; t < piece.first + piece.tokens; t++) turn_and_write(step, layer, cache, t, kv_head);
             const Span span{step.table(place.row), kv_head, place.position, piece.tokens,
                             queries_.data() + (size_t)piece.first * width + first_column, width, heads_per_kv_,
                             (int)layer.window, m_.attention_scale};
@@ -249,27 +263,26 @@ class Decoder {
         multiply(layer.out, to, step.tokens, step.hidden, m_.hidden, true, worker);
     }
 
-    // Norms of heads where the architecture has them, rotation, and the cache write of one token.
-    void turn_and_write(const Step& step, const Layer& layer, const Cache& cache, int t) {
+    // Of one token, for a KV head and the query heads that share it: norms where the architecture has them, rotation, the cache's write.
+    void turn_and_write(const Step& step, const Layer& layer, const Cache& cache, int t, int kv_head) {
         const Place place = places_[t];
         const float *cosine = m_.cosine + (size_t)place.position * (m_.dim / 2), *sine = m_.sine + (size_t)place.position * (m_.dim / 2);
-        float* qkv = &qkv_[(size_t)t * qkv_width_];
-        for (int head = 0; head < m_.heads + m_.kv_heads; head++) {
-            float* at = qkv + head * m_.dim;
-            const float* weight = head < m_.heads ? layer.query_norm : layer.key_norm;
-            if (weight) normalise(at, weight, m_.dim, m_.epsilon, at);
-            rotate(at, cosine, sine, m_.dim);
+        float *const qkv = &qkv_[(size_t)t * qkv_width_], *key = qkv + (m_.heads + kv_head) * m_.dim;
+        const auto turn = [&](float* head, const float* weight) {
+            if (weight) normalise(head, weight, m_.dim, m_.epsilon, head);
+            rotate(head, cosine, sine, m_.dim);
+        };
+        for (int head = kv_head * heads_per_kv_; head < (kv_head + 1) * heads_per_kv_; head++) {
+            turn(qkv + head * m_.dim, layer.query_norm);
+            uint16_t* query = &queries_[((size_t)t * m_.heads + head) * m_.dim];
+            for (int i = 0; i < m_.dim; i += LANES) store_bf16(query + i, load(qkv + head * m_.dim + i));
         }
-        uint16_t* queries = &queries_[(size_t)t * m_.heads * m_.dim];
-        for (int i = 0; i < m_.heads * m_.dim; i += LANES) store_bf16(queries + i, load(qkv + i));
-        const float *keys = qkv + m_.heads * m_.dim, *values = keys + m_.kv_heads * m_.dim;
-        for (int head = 0; head < m_.kv_heads; head++)
-            cache.write(step.table(place.row), head, place.position, keys + head * m_.dim, values + head * m_.dim);
+        turn(key, layer.key_norm);
+        cache.write(step.table(place.row), kv_head, place.position, key, key + m_.kv_heads * m_.dim);
     }
 
     void feed_forward_half(const Step& step, const Layer& layer, Team::Worker& worker) {
-        norm(step.hidden, nullptr, step.tokens, layer.feed_forward_norm, layer.gate_up, worker);
-        const Rows from = normed_.of(layer.gate_up), to = gated_.of(layer.down);
+        const Rows from = norm(step.hidden, nullptr, step.tokens, layer.feed_forward_norm, layer.gate_up, worker), to = gated_.of(layer.down);
         worker.each(m_.width / PAIR, run_of(m_.width / PAIR), [&](int task) {  // two pairs: 32 of gate and 32 of up
             outputs<2>(layer.gate_up, from, step.tokens, 2 * task, [&](int row, int count, const float* y) {
                 for (int i = 0; i < count; i++) {
@@ -287,9 +300,9 @@ class Decoder {
 
     void logits(const float* hidden, const int32_t* which, int count, float* out, Team::Worker& worker) {
         if (!count) return;
-        norm(hidden, which, count, m_.norm, m_.head, worker);
+        const Rows from = norm(hidden, which, count, m_.norm, m_.head, worker);
         std::vector<Best>& best = thread_[worker.index].best;
-        multiply(m_.head, normed_.of(m_.head), count, out, m_.vocabulary, false, worker,
+        multiply(m_.head, from, count, out, m_.vocabulary, false, worker,
                  [&](int row, int column, const float* y, int kept) { best[row].see(column, y, kept); });
     }
 
@@ -310,6 +323,7 @@ class Decoder {
     int heads_per_kv_, span_tokens_, qkv_width_;
     std::vector<Place> places_;
     std::vector<Piece> pieces_;
+    std::vector<int> early_;  // tokens of rows of several pieces
     Buffer normed_, attended_, gated_;
     std::vector<float> qkv_;
     std::vector<uint16_t> queries_;

@@ -4,9 +4,6 @@
 #include <immintrin.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -64,8 +61,6 @@ class Team {
 
     struct alignas(64) Counter {
         std::atomic<int> value{0};
-        Counter() = default;
-        Counter(const Counter&) {}
     };
 
     void work(int index) {
@@ -83,20 +78,13 @@ class Team {
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
             arrived_.store(0, std::memory_order_relaxed);
             generation_.store(now + 1);
-            if (sleepers_.load()) {
-                { std::lock_guard<std::mutex> lock(mutex_); }
-                wake_.notify_all();
-            }
-            return;
+            return generation_.notify_all();
         }
         for (int i = 0; i < SPINS; i++) {
             if (generation_.load(std::memory_order_acquire) != now) return;
             _mm_pause();
         }
-        std::unique_lock<std::mutex> lock(mutex_);
-        sleepers_.fetch_add(1);
-        wake_.wait(lock, [&] { return generation_.load() != now; });
-        sleepers_.fetch_sub(1);
+        generation_.wait(now);
     }
 
     static constexpr int SPINS = 4000;
@@ -106,8 +94,5 @@ class Team {
     std::vector<Counter> taken_;
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<unsigned> generation_{0};
-    std::atomic<int> sleepers_{0};
-    std::mutex mutex_;
-    std::condition_variable wake_;
     std::vector<std::thread> threads_;
 };

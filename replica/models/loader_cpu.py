@@ -14,6 +14,7 @@ from kernels.cpu.decoder import Decoder, DecoderLayer, DecoderModel
 from kernels.cpu.packed import Groups, PackedMatrix, by_turns, dequantise, pack_bf16, pack_groups, quantise_q4, quantise_q8
 from replica.config import Quantization
 from replica.models.model_config import ModelConfig
+from replica.models.packed_cache import PackedCache
 from replica.models.rope import RotaryTable
 from replica.models.tensors import EMBEDDING, HEAD, NORM
 from replica.models.weight_source import WeightSource
@@ -29,11 +30,12 @@ class CpuPlacement:
     rope: RotaryTable
     threads: int
     quantization: Quantization | None = None  # None: bfloat16
+    cache: PackedCache | None = None
 
 
 def load_decoder(config: ModelConfig, source: WeightSource, placement: CpuPlacement) -> Decoder:
     """At most one layer exists twice at a time. Tensors that are missing or misshapen were refused before (models.tensors)."""
-    read = _Reader(source, placement.quantization)
+    read = _Reader(source, placement.quantization, placement.cache)
     layers = tuple(_layer(config, read, index) for index in range(config.num_layers))
     embedding = read.vocabulary(EMBEDDING)
     cosine, sine = placement.rope.halves()
@@ -70,28 +72,32 @@ def _layer(config: ModelConfig, read: _Reader, index: int) -> DecoderLayer:
 class _Reader:
     """Reads tensors and packs them: bfloat16, or quantised by groups of 32 of a row."""
 
-    def __init__(self, source: WeightSource, quantization: Quantization | None) -> None:
+    def __init__(self, source: WeightSource, quantization: Quantization | None, cache: PackedCache | None) -> None:
         self._source = source
         self._quantization = quantization
+        self._cache = cache
 
     def matrix(self, *stems: str, bias: bool) -> PackedMatrix:
         """Several matrices, one below the other."""
-        return self._packed(stems, torch.cat, bias)
+        return self._kept(stems[0], lambda: self._packed(stems, torch.cat, bias))
 
     def gated(self, *stems: str, bias: bool) -> PackedMatrix:
         """Two matrices, their rows by turns."""
-        return self._packed(stems, lambda parts: by_turns(*parts), bias)
+        return self._kept(stems[0], lambda: self._packed(stems, lambda parts: by_turns(*parts), bias))
 
     def vocabulary(self, stem: str) -> PackedMatrix:
         """Embedding and head: with four bits a logit suffers most here, so these keep eight."""
         name = f"{stem}.weight"
         if self._quantization is None:
-            return pack_bf16(self._source.read(name).bfloat16())
-        return pack_groups(self._source.groups(name) or quantise_q8(self._source.read(name)))
+            return self._kept(stem, lambda: pack_bf16(self._source.read(name).bfloat16()))
+        return self._kept(stem, lambda: pack_groups(self._source.groups(name) or quantise_q8(self._source.read(name))))
 
     def vector(self, name: str) -> Tensor:
         """Rounded to bfloat16, as in every dtype that is served beside float32."""
         return self._source.read(name).bfloat16().float().contiguous()
+
+    def _kept(self, name: str, make: Callable[[], PackedMatrix]) -> PackedMatrix:
+        return make() if self._cache is None else self._cache.get(name, make)
 
     def _packed(self, stems: Sequence[str], join: Callable[[list[Tensor]], Tensor], has_bias: bool) -> PackedMatrix:
         names = [f"{stem}.weight" for stem in stems]

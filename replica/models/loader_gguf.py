@@ -51,8 +51,11 @@ class GgufSource:
         trimmed = _values(raw, tensor.kind)[:, wanted.start - first * elements : wanted.stop - first * elements]
         return self._restored(name, trimmed)
 
+    def kinds(self) -> dict[str, str]:
+        return {name: BLOCKS[tensor.kind][2] for name, tensor in self._tensors.items()}
+
     def groups(self, name: str) -> Groups | None:
-        """A matrix in the quantised form that it has in the file; None if that is none the C++ step computes with."""
+        """A matrix in the quantised form that it has in the file; None if the C++ step has no such form."""
         tensor = self._tensor(name)
         found = groups_of(self._blocks(tensor), BLOCKS[tensor.kind][2])
         if found is None:

@@ -49,6 +49,9 @@ class SafetensorsSource:
         tensor: Tensor = part[:, columns.of(shape[1])] if columns.count > 1 else part[rows.of(shape[0])]
         return tensor
 
+    def kinds(self) -> dict[str, str]:
+        return {}
+
     def groups(self, name: str) -> Groups | None:
         return None
 

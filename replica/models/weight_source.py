@@ -40,8 +40,12 @@ class WeightSource(Protocol):
         """A part of the tensor's first dimension, or of its second. May be a view of the mapped file: read only."""
         ...
 
+    def kinds(self) -> dict[str, str]:
+        """The data type of each tensor, as file and format call them; empty where no format is a quantised one."""
+        ...
+
     def groups(self, name: str) -> Groups | None:
-        """A whole matrix, quantised as the file has it, where the C++ step computes with that form; else None."""
+        """A whole matrix, quantised as the file has it, where the C++ step has such a form (gguf_groups); else None."""
         ...
 
     def close(self) -> None: ...

@@ -35,4 +35,4 @@ class Context:
 
     def limits(self) -> EngineLimits | None:
         """Of the pool; None while no replica has been seen."""
-        return self.backend.status().limits
+        return self.backend.facts().limits

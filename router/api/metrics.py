@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from router.api.record import Outcome, Record
+from router.api.tally import Tally
 from router.policy.classes import Classes
 from router.ports import Backend
 
@@ -63,6 +64,8 @@ TOTALS = {
     "untrue_reports": "What replicas said that could not be true, or clocks that stepped back; it was not believed.",
     "replica_weight": "How far a replica is trusted: 1; less when it is overdue or has just been in trouble; 0 out of routing.",
     "replica_report_age_seconds": "Since a replica's last report that was believed.",
+    "replica_step_time_seconds": "What a replica has fitted: a step's time = a + b·prefill + c·decodes + d·context + e·prefill·context.",
+    "replica_limit": "What a replica's engine enforces, by name.",
 }
 
 Arguments = ParamSpec("Arguments")
@@ -96,7 +99,9 @@ class Metrics:
             return Counter(name, help_text, tuple(labels), registry=self.registry).labels(**labels)
 
         self._ttft = histogram("vllm:time_to_first_token_seconds", "Arrival at the router until the first token.", _SECONDS)
-        self._itl = histogram("vllm:inter_token_latency_seconds", "Between two deliveries of tokens to one choice.", _SECONDS)
+        self.gap = Tally(
+            "vllm:inter_token_latency_seconds", "Between two deliveries of tokens to one choice.", labels, _SECONDS, self.registry
+        ).observe
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival until the last token of a finished request.", _SECONDS)
         around = _around([one.slo.queue_time_s for one in classes])
         self._queue = histogram("vllm:request_queue_time_seconds", "Arrival until the first step that scheduled it.", around)
@@ -146,10 +151,6 @@ class Metrics:
         of_class.queue_time[record.queue_time_s <= slo.queue_time_s].inc()
         if slo.ttft_s is not None and record.predicted is not None:
             of_class.ttft[now_s - record.arrival_s <= slo.ttft_within_s(record.predicted.new_tokens)].inc()
-
-    @_never_raises
-    def gap(self, seconds: float) -> None:
-        self._itl.observe(seconds)
 
     @_never_raises
     def end(self, record: Record, outcome: Outcome, now_s: float) -> None:

@@ -59,16 +59,16 @@ def cache_salt(caller: Caller, client_salt: str | None) -> bytes:
 
 def build_batch(context: Context, arrival: Arrival, body: SamplingBody, prompts: Sequence[PromptIds], wanted: Wanted) -> Batch:
     """One GenerateRequest per prompt and choice, prompt-major. Hashes the prompts' blocks; runs on a text thread. Raises ApiError 400."""
-    status = context.backend.status()
+    facts = context.backend.facts()
     salt = cache_salt(arrival.caller, body.cache_salt)
-    root = root_key(model=status.model, revision=status.revision, cache_salt=salt)
-    base = _sampling(body, context.model, status.limits)
+    root = root_key(model=facts.model, revision=facts.revision, cache_salt=salt)
+    base = _sampling(body, context.model, facts.limits)
     terms = arrival.terms
     requests: list[GenerateRequest] = []
     for ids in prompts:
         # Without a seed each prompt gets its own: equal prompts of one body are different draws.
         seed = context.random_bits(_SEED_BITS) if body.seed is None else body.seed % 2**_SEED_BITS
-        max_tokens = _max_tokens(wanted.max_tokens, ids, status.limits)
+        max_tokens = _max_tokens(wanted.max_tokens, ids, facts.limits)
         sampling = structs.replace(
             base,
             seed=seed,
@@ -77,7 +77,7 @@ def build_batch(context: Context, arrival: Arrival, body: SamplingBody, prompts:
             logprobs=wanted.logprobs,
             prompt_logprobs=wanted.prompt_logprobs,
         )
-        keys = block_keys(root, ids, status.block_size)
+        keys = block_keys(root, ids, facts.block_size)
         requests += [
             GenerateRequest(
                 attempt=0,

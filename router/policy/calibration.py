@@ -21,8 +21,9 @@ _PRIOR_S = 0.5  # seconds of agreement that a new replica starts with
 _FORGET = 0.97
 _SCALE_MAX = 8.0
 _HALF_LIFE_S = 30.0  # a scale that is no longer fed returns to 1: a wrong model never refuses for ever
-# Cold: as if off by up to one unit below and one and a half above. A promise broken is worse than one not made.
-_PRIOR_RESIDUALS = (*(-1.0 + i / 7 for i in range(8)), *(1.5 * i / 7 for i in range(8)))
+# Cold: as if off by up to one unit below and one and four tenths above. A promise broken is worse than one not made. What is
+# seen takes the place of the widest first: doubt shrinks with every outcome, on both sides alike.
+_PRIOR_RESIDUALS = tuple(each for i in range(7, -1, -1) for each in (1.4 * i / 7, -i / 7))
 
 
 class Calibration:
@@ -74,8 +75,8 @@ class Calibration:
         insort(self._sorted, residual)
 
     def _residual(self, quantile: float) -> float:
-        """Linear between order statistics."""
-        position = quantile * (len(self._sorted) - 1)
+        """Linear between order statistics, of which the k-th of n is above the next value with probability k / (n + 1)."""
+        position = min(max(0.0, quantile * (len(self._sorted) + 1) - 1), len(self._sorted) - 1.0)
         low = int(position)
         high = min(low + 1, len(self._sorted) - 1)
         return self._sorted[low] + (position - low) * (self._sorted[high] - self._sorted[low])

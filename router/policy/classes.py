@@ -28,6 +28,10 @@ class Slo:
     def ttft_within_s(self, new_tokens: int) -> float:
         return math.inf if self.ttft_s is None else self.ttft_s + self.ttft_per_token_s * new_tokens
 
+    def time_s(self, new_tokens: int) -> float:
+        """All that it leaves: whichever of its promises is due first."""
+        return min(self.queue_time_s, self.ttft_within_s(new_tokens))
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:

@@ -55,11 +55,10 @@ class FrameNews:
 
 
 class Fleet:
-    def __init__(self, *, prefix_index_bytes_max: int, stall_min_s: float, admission_quantile: float = 0.98, seed: int, now: float) -> None:
+    def __init__(self, *, prefix_index_bytes_max: int, admission_quantile: float = 0.98, seed: int, now: float) -> None:
         self.index = PrefixIndex(prefix_index_bytes_max)
         self.output_length = OutputLength()
         self._popularity = Popularity()
-        self._stall_min_s = stall_min_s
         self._known: dict[str, Known] = {}
         self._routable: list[Known] | None = None  # None: to be found again, somebody's state has changed
         self._random = Random(seed)
@@ -94,7 +93,7 @@ class Fleet:
         self.seen = True
         self._known[welcome.replica_id] = Known(
             ReplicaView(incarnation, welcome, now),
-            Health(welcome.load, self._stall_min_s, now, flaps=self._flaps.connected(incarnation, now)),
+            Health(welcome.load, now, flaps=self._flaps.connected(incarnation, now)),
             Calibrations(),
             self._orders,
         )

@@ -1,7 +1,7 @@
 """Is a replica making progress? (DESIGN §8, L11). Ready, live and progressing are three different answers.
 
 A replica is *stalled* when it has work of ours and its progress counter stands still, or when it sends nothing at all
-(idle ones send a heartbeat every 0.5 s), for max(stall_min_s, 4 × the predicted step). It returns after a probe: two
+(idle ones send a heartbeat every 0.5 s), for max(STALL_MIN_S, 4 × the predicted step). It returns after a probe: two
 fresh frames that show progress, or that it is idle; four times as many after each stall that follows soon. Client
 errors and back-pressure never reach this file.
 
@@ -17,6 +17,7 @@ import enum
 from replica.contract.messages import LoadReport
 from router.policy.incarnation import Incarnation
 
+STALL_MIN_S = 2.0
 _STEPS = 4
 _PROBES = 2
 _PROBES_MORE = 4
@@ -41,9 +42,8 @@ class Pulse(enum.Enum):
 class Health:
     """Progress of one incarnation, as seen by this router."""
 
-    def __init__(self, load: LoadReport, stall_min_s: float, now: float, flaps: int = 0) -> None:
+    def __init__(self, load: LoadReport, now: float, flaps: int = 0) -> None:
         """`flaps`: links to this same incarnation that broke lately."""
-        self._stall_min_s = stall_min_s
         self._progress = load.progress
         self._step_s = load.predicted_step_s
         self._seen_s = 0.0
@@ -58,7 +58,7 @@ class Health:
         self.pulse = Pulse.BEATING
 
     def limit_s(self) -> float:
-        least_s = max(self._stall_min_s, COLD_STALL_MIN_S) if self._progress < _COLD_STEPS else self._stall_min_s
+        least_s = COLD_STALL_MIN_S if self._progress < _COLD_STEPS else STALL_MIN_S
         return max(least_s, _STEPS * self._step_s, _SEEN_STEPS * self._seen_s)
 
     def weight(self, now: float) -> float:

@@ -16,6 +16,7 @@ from itertools import chain
 from router.policy.classes import Slo
 from router.policy.request_view import RequestView
 
+STARTED = 0.75  # part of the prefill that should be through at the deadline: at 1 the long are never passed, at 0 always by the short
 QUANTUM_TOKENS = 1024  # uncached tokens per turn, times the tenant's weight
 
 
@@ -34,8 +35,13 @@ class Waiting:
 
     @property
     def deadline_s(self) -> float:
-        """When its first step should have been."""
-        return self.arrival_s + self.slo.queue_time_s
+        """Its turn comes by this: when its first step should have been, or part of its prefill."""
+        return self.arrival_s + time_left_s(self.slo, self.new_tokens, self.prefill_s)
+
+
+def time_left_s(slo: Slo, new_tokens: int, prefill_s: float) -> float:
+    """From the arrival until the deadline."""
+    return min(slo.queue_time_s, slo.ttft_within_s(new_tokens) - STARTED * prefill_s)
 
 
 def _order(one: Waiting) -> tuple[float, int]:

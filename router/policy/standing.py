@@ -1,8 +1,9 @@
 """Who may fill a replica's queue how deep: tenants by weight, classes by what the tightest of them can bear (DESIGN §7).
 
 What waits at a replica waits in its order, what waits at the router in ours. So whoever has had more than its share while
-others are there, or has more time than the tightest class (by its own class or by a longer promise of its own), leaves the
-replicas' queues to the others and waits here. A replica is kept just busy by them: when somebody else comes, its queue is short.
+others are there, or has more time than the tightest class (by its own class or by a longer promise of its own) or than what
+others have lately asked for, leaves the replicas' queues to the others and waits here. A replica is kept just busy by them: when
+somebody else comes, its queue is short.
 """
 
 from __future__ import annotations
@@ -23,6 +24,33 @@ class Depth:
     is_lean: bool = False
 
 
+ASKED_S = 10.0  # a promise counts for so long, and at most twice as long
+_SAME = 1.05  # promises that differ by less are equal
+
+
+class Tightest:
+    """The least time that anybody asked for lately."""
+
+    def __init__(self) -> None:
+        self._least = self._before = math.inf
+        self._since_s = 0.0
+
+    def asked(self, seconds: float, now: float) -> None:
+        self._turn(now)
+        self._least = min(self._least, seconds)
+
+    def of_late(self, now: float) -> float:
+        """Infinite if nobody asked."""
+        self._turn(now)
+        return min(self._least, self._before)
+
+    def _turn(self, now: float) -> None:
+        age_s = now - self._since_s
+        if age_s >= ASKED_S:
+            self._before = self._least if age_s < 2 * ASKED_S else math.inf
+            self._least, self._since_s = math.inf, now
+
+
 _FREE = Depth()
 _LEAN = Depth(is_lean=True)
 
@@ -33,6 +61,7 @@ class Standing:
         self._tenants = Shares(weight_of)
         self._by_class = Shares(lambda name: 1.0)
         self._tightest_s = min(one.slo.queue_time_s for one in classes)
+        self._asked = Tightest()
         self._floors = tuple(one for one in classes if one.floor > 0)
 
     def seen(self, service: ServiceClass, tenant: str, now: float) -> None:
@@ -48,12 +77,16 @@ class Standing:
     def exceeds(self, tenant: str, now: float) -> bool:
         return self._tenants.exceeds(tenant, now)
 
-    def depth(self, service: ServiceClass, slo: Slo, tenant: str, now: float) -> Depth:
-        """Of one request: `slo` is what it was promised itself."""
+    def asks(self, slo: Slo, tokens: int, now: float) -> None:
+        """Of a request that came: what it was promised itself, whether or not that can be kept."""
+        self._asked.asked(slo.time_s(tokens), now)
+
+    def depth(self, service: ServiceClass, slo: Slo, tokens: int, tenant: str, now: float) -> Depth:
+        """Of one request of so many tokens: `slo` is what it was promised itself."""
         if self.exceeds(tenant, now):
             return _LEAN
         if self._classes.patience_s(service.name, slo) <= self._tightest_s:
-            return _FREE
+            return _LEAN if slo.time_s(tokens) > _SAME * self._asked.of_late(now) else _FREE
         return Depth(self._tightest_s) if self._is_behind(service, now) else _LEAN
 
     def behind(self, now: float) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def conversation_trace(path: Path) -> Path:
         family, turn = i % 5, i // 5
         length = 512 * (2 + turn) + 100
         ids = [family * 1000 + block for block in range(3 + turn)]
-        rows.append({"timestamp": 3000 * (i // 10), "input_length": length, "output_length": 5 + i % 7, "hash_ids": ids})
+        rows.append({"timestamp": 3000 * (i // 10) - (i // 10 > 2), "input_length": length, "output_length": 5 + i % 7, "hash_ids": ids})
     path.write_text("\n".join(json.dumps(row) for row in rows))
     return path
 

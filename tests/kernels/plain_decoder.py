@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.batch import CacheLayout, PagedBatch
 from kernels.cpu.abi import load_library
-from kernels.cpu.build import CannotBuild, Isa, cache_directory, choose_isa, cpu_flags, library_path
+from kernels.cpu.build import CannotBuild, Isa, best_library, cache_directory, library_path
 from kernels.cpu.decoder import Computed, Decoder, DecoderLayer, DecoderModel
 from kernels.cpu.packed import Groups, PackedMatrix, by_turns, dequantise, pack_bf16, pack_groups, quantise_q4, quantise_q8
 
@@ -133,9 +133,7 @@ def logits_of(plain: Plain, tokens: list[int]) -> Tensor:
 def library_or_reason(isa: str = "") -> tuple[Isa | None, str]:
     """The instructions that a library is to be had for here, else why there is none."""
     try:
-        chosen = choose_isa(cpu_flags(), isa)
-        library_path(chosen, cache_directory())
-        return chosen, ""
+        return best_library(cache_directory(), isa)[0], ""
     except CannotBuild as error:
         return None, str(error)
 

@@ -6,13 +6,14 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kernels.cpu import build
-from kernels.cpu.build import ISAS, CannotBuild, cache_directory, choose_isa, cpu_flags, library_path
+from kernels.cpu.build import ISAS, CannotBuild, best_library, cache_directory, cpu_flags, granted, library_path, usable_isas
 
-AVX512, AVX2 = ISAS
+AMX, AVX512, AVX2 = ISAS
 A_COMPILER = '#!/bin/sh\necho "$@" >> "$(dirname "$0")/calls"\nfor last; do :; done\necho library > "$last"\n'
 
 
@@ -23,14 +24,36 @@ def compiler_of(directory: Path, script: str) -> str:
     return str(program)
 
 
-def test_the_best_set_that_the_cpu_has() -> None:
-    assert choose_isa(AVX512.needs) is AVX512
-    assert choose_isa(AVX512.needs - {"avx512_bf16"}) is AVX2
-    assert choose_isa(AVX512.needs, "avx2") is AVX2
+def test_the_sets_that_the_cpu_has_the_best_first() -> None:
+    assert usable_isas(AMX.needs) == ISAS
+    assert usable_isas(AVX512.needs) == (AVX512, AVX2)
+    assert usable_isas(AVX512.needs - {"avx512_bf16"}) == (AVX2,)
+    assert usable_isas(AMX.needs, "avx2") == (AVX2,)
     with pytest.raises(CannotBuild, match="neither AVX-512 BF16 nor AVX2"):
-        choose_isa(AVX2.needs - {"fma"})
+        usable_isas(AVX2.needs - {"fma"})
     with pytest.raises(CannotBuild, match="no avx512"):
-        choose_isa(AVX2.needs, "avx512")
+        usable_isas(AVX2.needs, "avx512")
+
+
+def test_a_compiler_that_does_not_know_the_best_set_builds_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuses = 'case "$*" in *amx*) echo "error: unrecognized option -mamx-tile" >&2; exit 1;; esac'
+    program = compiler_of(tmp_path, A_COMPILER.replace("\n", f"\n{refuses}\n", 1))
+    monkeypatch.setattr(build.shutil, "which", lambda name: program)
+    monkeypatch.setattr(build, "cpu_flags", lambda: AMX.needs)
+    monkeypatch.setattr(build, "granted", lambda flags: flags)
+    assert best_library(tmp_path / "cache")[0] is AVX512
+    with pytest.raises(CannotBuild, match="-mamx-tile"):
+        best_library(tmp_path / "cache", "amx")
+    monkeypatch.setattr(build, "cpu_flags", lambda: AVX2.needs - {"fma"})
+    with pytest.raises(CannotBuild, match="neither"):
+        best_library(tmp_path / "cache")
+
+
+def test_no_amx_where_the_kernel_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert granted(AVX512.needs) == AVX512.needs, "nothing is asked"
+    for answer, expected in ((0, AMX.needs), (-1, AMX.needs - {"amx_tile", "amx_bf16"})):
+        monkeypatch.setattr(build.ctypes, "CDLL", lambda _, answer=answer: SimpleNamespace(syscall=lambda *_: answer))
+        assert granted(AMX.needs) == expected
 
 
 def test_flags_as_the_kernel_writes_them(tmp_path: Path) -> None:
@@ -96,7 +119,8 @@ def test_our_sources_compile_wherever_they_can() -> None:
     if shutil.which("g++") is None:
         pytest.skip("there is no g++ on PATH: the step is compiled where it is first needed")
     try:
-        isa = choose_isa(cpu_flags())
+        usable = usable_isas(granted(cpu_flags()))
     except CannotBuild as error:
         pytest.skip(str(error))
-    assert library_path(isa, cache_directory()).exists()
+    for isa in usable:
+        assert library_path(isa, cache_directory()).exists()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.batch import PagedBatch
-from kernels.cpu.build import cache_directory, library_path
+from kernels.cpu.build import ISAS, cache_directory, library_path
 from kernels.cpu.decoder import StepFault
 from tests.kernels.plain_decoder import BLOCK, POSITIONS, Plain, Sequences, Sizes, build, library_or_reason, logits_of
 
@@ -183,10 +183,12 @@ def test_a_team_that_cannot_have_all_its_threads_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_avx2_computes_the_same_model() -> None:
-    isa, reason = library_or_reason("avx2")
-    if isa is None:
-        pytest.skip(reason)
+@pytest.mark.parametrize("name", [isa.name for isa in ISAS[1:]])
+def test_other_instructions_compute_the_same_model(name: str) -> None:
+    """Those that this CPU has beside its best; that their sources compile, test_cpu_build sees to."""
+    isa, reason = library_or_reason(name)
+    if isa is None or isa is ISA:
+        pytest.skip(reason or "tested above")
     for sizes in [QWEN2, QWEN3, MISTRAL, *KINDS]:
         plain, tokens = build(sizes), tokens_of(90, sizes.vocab)
         sequences = Sequences(plain, isa)

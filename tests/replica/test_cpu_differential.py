@@ -29,6 +29,7 @@ def write(directory: Path, family: str) -> Path:
 
 
 def runner_of(directory: Path, dtype: str = "bfloat16", quantization: Quantization | None = None, threads: int = 1) -> ModelRunner:
+    """Bits do not depend on the number of threads (test_cpu_step), and a busy machine makes several wait for one another."""
     config = {"model": str(directory), "dtype": dtype, "num_threads": threads, "num_gpu_blocks_override": 120, "quantization": quantization}
     return ModelRunner(EngineConfig.model_validate(config))
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
+from gguf.quants import dequantize
 
 from kernels.cpu import build
 from kernels.cpu.packed import Groups, dequantise, quantise_q4, quantise_q8
@@ -15,6 +17,7 @@ from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import resolve
 from replica.models.config import read_model_config
+from replica.models.gguf_groups import groups_of, held_as
 from replica.models.loader_gguf import GgufSource
 from replica.runner import ModelRunner
 from replica.step import Draw, Row, Step
@@ -30,7 +33,7 @@ TOKENS = [(7 * i * i + 3 * i) % 130 + 1 for i in range(90)]
 
 
 def runner_of(model: Path, **changes: Any) -> ModelRunner:
-    config = {"dtype": "bfloat16", "num_gpu_blocks_override": 128, "num_threads": 2, **changes}
+    config = {"dtype": "bfloat16", "num_gpu_blocks_override": 128, "num_threads": 1, **changes}
     return ModelRunner(EngineConfig(model=str(model), **config))
 
 
@@ -104,6 +107,31 @@ def test_blocks_of_a_gguf_keep_their_values(tmp_path: Path, kind: str) -> None:
     quantised = logits_of(runner_of(path, quantization="w8a8" if kind == "Q8_0" else "w4a8"))
     meant = logits_of(runner_of(path, dtype="float32"))
     assert float((quantised - meant).norm() / meant.norm()) < 8e-2  # 8-bit activations in a model of wild weights
+
+
+def test_q4_k_keeps_its_values_but_for_the_rounding_of_scales() -> None:
+    """Random blocks, against the gguf package's reading of them."""
+    draw = np.random.default_rng(0)
+    raw = draw.integers(0, 256, (6, 3, 144), dtype=np.uint8)
+    raw[:, :, :4] = draw.uniform(1e-4, 1e-2, (6, 3, 2)).astype(np.float16).view(np.uint8)
+    groups = groups_of(raw, "Q4_K")
+    assert groups is not None and groups.m is not None and groups.q.max() == 15
+    meant = torch.from_numpy(dequantize(raw.reshape(6, -1), gguf.GGMLQuantizationType.Q4_K))
+    size = groups.d.float().unsqueeze(-1) * 15 + groups.m.float().abs().unsqueeze(-1)
+    assert bool(((dequantise(groups) - meant).abs() <= size.expand(-1, -1, 32).flatten(-2) / 2048).all())
+    raw[0, 0, :2] = np.array([65504], np.float16).view(np.uint8)
+    assert groups_of(raw, "Q4_K") is None, "scales beyond float16: dequantised instead"
+    assert groups_of(raw, "Q6_K") is None
+
+
+def test_what_becomes_of_a_file_is_said() -> None:
+    kinds = {"token_embd.weight": "Q6_K", "blk.0.attn_q.weight": "Q4_K", "blk.0.attn_v.weight": "Q6_K", "blk.0.attn_norm.weight": "F32"}
+    assert held_as(kinds, None) == "Q4_K Q6_K dequantised"
+    assert held_as(kinds, "w4a8") == "Q6_K quantised anew, Q4_K scales to the nearest"
+    assert held_as(kinds, "w8a8") == "Q4_K Q6_K quantised anew"
+    assert held_as({"token_embd.weight": "Q8_0", "blk.0.attn_q.weight": "Q4_1"}, "w4a8") == "Q4_1 Q8_0 as in the file"
+    assert held_as({"output.weight": "Q8_0", "blk.0.attn_q.weight": "Q8_0"}, "w4a8") == "Q8_0 as in the file, Q8_0 quantised anew"
+    assert held_as({"output.weight": "F16"}, "w8a8") == ""
 
 
 @needs_step

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from replica.contract.messages import EngineLimits, FinishReason, GenerateRequest, TokenLogprobs
 from router.policy.classes import Terms
-from router.ports import Account, Batch, Delta, PoolStatus, Rejected
+from router.ports import Account, Batch, Delta, PoolFacts, PoolStatus, Rejected
 
 LIMITS = EngineLimits(
     max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=512, num_blocks=1024, block_size=16, max_waiting=1024, vocab_size=49152
@@ -77,6 +77,9 @@ class FakeBackend:
 
     def foresee(self, arrival_s: float, terms: Terms, about_tokens: int) -> Rejected | None:
         return self.foreseen
+
+    def facts(self) -> PoolFacts:
+        return PoolFacts(self.pool.limits, self.pool.model, self.pool.revision, self.pool.block_size)
 
     def status(self) -> PoolStatus:
         running = sum(session.running for session in self.sessions)

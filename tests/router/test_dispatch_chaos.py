@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from replica.contract.messages import FinishReason, Frame, TokenDelta
 from router.config import RouterConfig
-from router.dispatch import Dispatch
+from router.dispatch import Bounds, Dispatch
 from tests.router.modelled_replica import ModelledReplica, limits
 from tests.router.virtual_world import Outcome, World, prompt_of, request
 
@@ -122,7 +122,7 @@ def test_every_choice_has_one_outcome_and_its_own_tokens(seed: int) -> None:
     per_choice: dict[tuple[str, int], int] = {}
     for _, sent in world.submits:
         per_choice[sent.request_id, sent.choice] = per_choice.get((sent.request_id, sent.choice), 0) + 1
-    assert max(per_choice.values()) <= 1 + CONFIG.moves_max + 3, "moves and bounces are bounded"
+    assert max(per_choice.values()) <= 1 + Bounds().moves_max + 3, "moves and bounces are bounded"
 
 
 def test_the_chaos_really_disturbs() -> None:

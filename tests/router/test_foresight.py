@@ -1,10 +1,12 @@
 """Refusals before any text is read: only where no prompt could be served in time, and counted like the others."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from router.config import RouterConfig
-from router.policy.admission import RETRY_AFTER_MAX_S
+from router.policy.admission import RETRY_AFTER_MAX_S, Admission
 from router.policy.classes import Terms
 from router.reception import Reception
 from tests.router.modelled_replica import CPU, ModelledReplica, limits
@@ -77,6 +79,31 @@ def test_what_is_foreseen_never_takes_more_than_the_arrival_would(monkeypatch: p
     assert 20 < foreseen < 60
     monkeypatch.setattr(Reception, "foresee", lambda self, *rest: None)
     assert world.board.reception.foresee(world.now, None, 400, world.now) is None, "the control"
+
+
+def test_of_many_replicas_a_few_are_asked_and_all_before_anyone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(CONFIG, [ModelledReplica(f"r{i}", truth=CPU) for i in range(40)])
+    for replica in world.replicas.values():
+        world.arrive(request(f"warm {replica.replica_id}", prompt_of(7, 40)))
+    for i in range(200):
+        world.arrive(request(f"q{i}", prompt_of(i, 40), max_tokens=400))  # nobody is idle
+    fleet, reception = world.board.fleet, world.board.reception
+    asked: list[int] = []
+    outlays = fleet.outlays
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        found = outlays(*arguments, **options)
+        asked.append(len(found))
+        return found
+
+    monkeypatch.setattr(fleet, "outlays", counted)
+    assert reception.foresee(world.now, None, 400, world.now) is None
+    assert len(asked) == 1 and asked[0] <= 16
+    monkeypatch.setattr(Admission, "is_hopeless", lambda self, promise, outlays, now: len(outlays) <= 16)
+    assert reception.foresee(world.now, None, 400, world.now) is None, "those asked have no hope, another one has"
+    assert asked[1:] == [asked[0], 40]
+    monkeypatch.setattr(Admission, "is_hopeless", lambda self, promise, outlays, now: True)
+    assert reception.foresee(world.now, None, 400, world.now) is not None
 
 
 def full_world() -> World:

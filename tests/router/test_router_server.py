@@ -76,3 +76,21 @@ async def test_requests_with_one_prefix_meet_and_a_stopped_replica_loses_nothing
     answer = await stack.ask("anyone?")
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_what_is_believed_to_be_cached_is_for_chats_as_for_texts(stack: Stack) -> None:
+    """RTR-07: one function names blocks on both sides, over the ids after template and tokenizer."""
+    shared = "All of these questions are about the same long story. " * 12
+    systems = [[], [{"role": "system", "content": ""}], [{"role": "system", "content": shared}]]
+    cached = []
+    for i in range(12):
+        messages = [*systems[i % 3], {"role": "user", "content": f"{shared} Question {i // 3}?"}]
+        body = {"model": "smollm2", "messages": messages, "max_tokens": 2, "ignore_eos": True}
+        answer = await stack.client.post("/v1/chat/completions", json=body)
+        cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+    text = f"<|im_start|>system\n{shared}<|im_end|>\n<|im_start|>user\n{shared} Question 9?"
+    cached.append((await stack.ask(text, 2)).json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert min(cached[3:]) > 100, "each kind meets its own, and the text meets the chat whose template it spells"
+    stats = stack.router.stats()
+    assert stats["hits_predicted_tokens"] == pytest.approx(stats["hits_actual_tokens"], abs=16 * 13)
+    assert stats["hits_actual_tokens"] == sum(cached)

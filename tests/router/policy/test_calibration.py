@@ -1,3 +1,4 @@
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -21,6 +22,33 @@ def test_cold_it_is_neutral_and_careful() -> None:
     assert one.quantile_s(1.0, 0.1, 0.5, 0.0) == pytest.approx(1.0)
     assert 1.2 < one.quantile_s(1.0, 0.1, 0.98, 0.0) < 1.6
     assert 0.5 < one.quantile_s(1.0, 0.1, 0.1, 0.0) < 0.9
+
+
+def test_every_outcome_makes_it_less_careful_until_the_guesses_are_gone() -> None:
+    """A dozen exact predictions: what is guessed of the rest is moderate, or a burst at a fresh replica is refused what it would serve."""
+    one = Calibration()
+    margins = []
+    for _ in range(16):
+        margins.append(one.quantile_s(1.0, 0.1, 0.98, 0.0) - 1.0)
+        one.observe(1.0, 1.0, 0.1, now=0.0)
+    assert all(later <= earlier for earlier, later in pairwise(margins))
+    assert margins[12] < 0.4 * margins[0]
+    assert one.quantile_s(1.0, 0.1, 0.98, 0.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.98])
+def test_a_window_of_a_few_outcomes_covers_what_it_says(quantile: float) -> None:
+    """The k-th of n is above the next one with probability k / (n + 1): else 0.98 of a window of 128 holds 0.973 of them."""
+    random, below, tried = Random(3), 0, 0
+    one = Calibration()
+    for i in range(12_000):
+        actual = 1.0 + random.random()
+        if i >= WINDOW:
+            below += actual <= one.quantile_s(1.0, 0.1, quantile, 0.0)
+            tried += 1
+        one._push((actual - 1.0) / 0.4)
+        one.observations += 1
+    assert below / tried == pytest.approx(quantile, abs=0.004)
 
 
 @pytest.mark.parametrize("factor", [0.25, 0.5, 2.0, 4.0])

@@ -12,7 +12,7 @@ def load(progress: int = 1000, running: int = 1, step_s: float = 0.01) -> LoadRe
 
 
 def health(step_s: float = 0.01, progress: int = 1000) -> Health:
-    return Health(load(progress, step_s=step_s), 2.0, now=0.0)
+    return Health(load(progress, step_s=step_s), now=0.0)
 
 
 def test_work_without_progress_is_a_stall_even_while_frames_come() -> None:
@@ -145,7 +145,7 @@ def test_links_that_break_lower_the_weight_of_the_same_life_only() -> None:
     for now in (1.0, 2.0):
         flaps.lost(life, now)
     assert (flaps.connected(life, 3.0), flaps.connected(reborn, 3.0), flaps.connected(life, 13.0)) == (2, 0, 0)
-    one = Health(load(), 2.0, 3.0, flaps=2)
+    one = Health(load(), 3.0, flaps=2)
     assert (one.weight(3.0), one.weight(14.0)) == (0.25, 1.0)
     for i in range(3000):
         flaps.lost(Incarnation(f"x{i}", 1), 4.0)

@@ -58,7 +58,7 @@ def test_a_stale_report_is_judged_by_own_counts_when_they_are_more() -> None:
 
 
 def test_leases_go_with_their_incarnation() -> None:
-    fleet = Fleet(prefix_index_bytes_max=1 << 20, stall_min_s=2.0, seed=1, now=0.0)
+    fleet = Fleet(prefix_index_bytes_max=1 << 20, seed=1, now=0.0)
     first = fleet.connect(ModelledReplica("r0").welcome(), 0.0)
     assert first is not None
     expected = Forecast(0, 0, 0, 0, 0.01, 100, 100.0, 0, 0, 7, 1, 0.01)

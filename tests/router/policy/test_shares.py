@@ -56,24 +56,36 @@ CLASSES = Classes(
 
 def test_who_may_fill_the_queues_of_replicas() -> None:
     standing = Standing(CLASSES, lambda tenant: 1.0)
-    assert not standing.depth(CLASSES["interactive"], CLASSES["interactive"].slo, "", 0.0).is_lean
-    assert standing.depth(CLASSES["standard"], CLASSES["standard"].slo, "", 0.0).is_lean
+    assert not standing.depth(CLASSES["interactive"], CLASSES["interactive"].slo, 100, "", 0.0).is_lean
+    assert standing.depth(CLASSES["standard"], CLASSES["standard"].slo, 100, "", 0.0).is_lean
     standing.charge("interactive", "", 1000, 0.0)
     standing.seen(CLASSES["batch"], "", 0.0)
     assert standing.behind(0.0) == ("batch",)
-    deprived = standing.depth(CLASSES["batch"], CLASSES["batch"].slo, "", 0.0)
+    deprived = standing.depth(CLASSES["batch"], CLASSES["batch"].slo, 100, "", 0.0)
     assert (deprived.depth_s, deprived.is_lean) == (2.0, False), "as deep as the tightest class can bear"
     standing.charge("batch", "", 1000, 0.0)
     assert standing.behind(0.0) == ()
-    assert standing.depth(CLASSES["batch"], CLASSES["batch"].slo, "", 0.0).is_lean
+    assert standing.depth(CLASSES["batch"], CLASSES["batch"].slo, 100, "", 0.0).is_lean
 
 
 @pytest.mark.parametrize("promised_s", [2.1, 600.0])
 def test_a_promise_of_its_own_changes_what_a_request_may_fill(promised_s: float) -> None:
     standing = Standing(CLASSES, lambda tenant: 1.0)
-    assert standing.depth(CLASSES["interactive"], Slo(promised_s), "", 0.0).is_lean, "it has the time"
-    assert not standing.depth(CLASSES["interactive"], Slo(1.0), "", 0.0).is_lean
-    assert standing.depth(CLASSES["standard"], Slo(0.001), "", 0.0).is_lean, "no header makes a class the tightest"
+    assert standing.depth(CLASSES["interactive"], Slo(promised_s), 100, "", 0.0).is_lean, "it has the time"
+    assert not standing.depth(CLASSES["interactive"], Slo(1.0), 100, "", 0.0).is_lean
+    assert standing.depth(CLASSES["standard"], Slo(0.001), 100, "", 0.0).is_lean, "no header makes a class the tightest"
+
+
+def test_who_asks_for_more_time_than_others_leaves_them_the_replicas_queues() -> None:
+    standing = Standing(CLASSES, lambda tenant: 1.0)
+    patient, hurried = Slo(2.0, 1.0, 0.001), Slo(2.0, 1.0)  # 1.1 s of a prompt of 100 tokens, and 1 s
+    standing.asks(patient, 100, 0.0)
+    assert not standing.depth(CLASSES["interactive"], patient, 100, "", 0.0).is_lean, "nobody asks for less"
+    standing.asks(hurried, 100, 1.0)
+    assert standing.depth(CLASSES["interactive"], patient, 100, "", 10.9).is_lean
+    assert not standing.depth(CLASSES["interactive"], patient, 40, "", 10.9).is_lean, "almost the same is the same"
+    assert not standing.depth(CLASSES["interactive"], hurried, 100, "", 10.9).is_lean
+    assert not standing.depth(CLASSES["interactive"], patient, 100, "", 30.0).is_lean, "that was long ago"
 
 
 def test_a_class_by_its_name_a_tier_or_none() -> None:

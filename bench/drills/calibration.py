@@ -1,0 +1,188 @@
+"""Drill: does a real replica do what was predicted of it? 2,000 requests of mixed lengths, arriving at random.
+
+Of every request the router's prediction and what came of it are kept (/debug/decisions): how often each quantile of the time to
+first token held, by length; the error of the median; the loss beside a constant scale. Then the same trace runs through the
+simulator, with the step time that this replica had fitted: do both agree? `python -m bench.drills.calibration`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench import result, stack
+from bench.arrivals import poisson
+from bench.connection import Target
+from bench.load_client import LoadClient, closed_loop, open_loop
+from bench.prompt_style import PromptStyle, completion, random_ids
+from bench.quantiles import quantile
+from bench.record import Outcome, RequestRecord
+from bench.result import Metric, Result, WorkResult
+from bench.simulator.cost import Profile
+from bench.simulator.journey import Journey, Promise
+from bench.simulator.score import coverage
+from bench.simulator.setup import Setup
+from bench.simulator.slo import Slo
+from bench.simulator.trace import TraceRequest, own_keys
+from bench.simulator.world import Layout
+from bench.summary import summarize
+from bench.works import Work, calls_of
+from replica.contract.messages import StepTimeCoefficients
+
+KEPT = 500  # decisions that the router keeps, and how many it is asked for at once
+POLL_S = 5.0
+OUTPUT_TOKENS = 16
+LENGTHS = ((0.45, 24, 120), (0.40, 140, 480), (0.15, 540, 1_200))  # part, least and most tokens
+BANDS = {"0.5": (45.0, 55.0), "0.9": (87.0, 93.0), "0.98": (97.0, 100.0)}
+MEDIAN_ERROR_MAX = 15.0
+AGREEMENT_MAX = 20.0
+ENOUGH = 100  # of a length, below which its coverage is shown and not judged
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    records: tuple[RequestRecord, ...]
+    decisions: tuple[Mapping[str, Any], ...]  # of these requests
+    profile: Profile  # what the replica had fitted at the end, and its limits
+
+
+def shapes(count: int, rate_per_s: float, seed: int) -> tuple[TraceRequest, ...]:
+    """The trace: prompts share nothing."""
+    draw = random.Random(f"calibration/{seed}")
+    ranges = draw.choices([(least, most) for _, least, most in LENGTHS], [part for part, _, _ in LENGTHS], k=count)
+    return tuple(
+        TraceRequest(arrival_s, tokens := draw.randint(*ends), OUTPUT_TOKENS, own_keys(number, tokens, 16))
+        for number, (arrival_s, ends) in enumerate(zip(poisson(rate_per_s, count, seed), ranges, strict=True))
+    )
+
+
+async def run(url: str, trace: Sequence[TraceRequest], seed: int) -> Seen:
+    client = LoadClient(Target.parse(url), timeout_s=120.0)
+    style, draw = PromptStyle("smollm2"), random.Random(f"calibration/{seed}/ids")
+    kept: dict[int, Mapping[str, Any]] = {}
+    try:
+        await closed_loop(client, calls_of(Work("calm", 4, 200, OUTPUT_TOKENS, 16), style, seed), streams=4)
+        calls = [completion(random_ids(draw, one.prompt_tokens), one.output_tokens, style) for one in trace]
+        await _keep(url, kept)
+        calm = max(kept, default=0)
+        load = asyncio.create_task(open_loop(client, calls, [one.arrival_s for one in trace]))
+        while not load.done():
+            await asyncio.wait([load], timeout=POLL_S)
+            await _keep(url, kept)
+        records = await load
+    finally:
+        client.close()
+    page = await asyncio.to_thread(stack.get_text, f"{url}/metrics")
+    return Seen(tuple(records), tuple(one for number, one in sorted(kept.items()) if number > calm), profile_of(page))
+
+
+async def _keep(url: str, kept: dict[int, Mapping[str, Any]]) -> None:
+    """Later looks bring the outcomes of earlier decisions."""
+    page = json.loads(await asyncio.to_thread(stack.get_text, f"{url}/debug/decisions"))
+    kept.update((one["number"], one) for one in page["data"])
+
+
+def profile_of(page: str) -> Profile:
+    """The first replica's, from /metrics. Raises ValueError where it is not there."""
+    times: dict[str, float] = {}
+    limits: dict[str, float] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name == "rantang:replica_step_time_seconds":
+                times.setdefault(sample.labels["coefficient"], sample.value)
+            elif sample.name == "rantang:replica_limit":
+                limits.setdefault(sample.labels["limit"], sample.value)
+    if not times or not limits:
+        raise ValueError("/metrics says nothing of a replica")
+    return Profile(
+        step_time=StepTimeCoefficients(**times),
+        max_num_batched_tokens=int(limits["max_num_batched_tokens"]),
+        max_num_seqs=int(limits["max_num_seqs"]),
+        block_size=int(limits["block_size"]),
+        pool_blocks=int(limits["num_blocks"]),
+        max_model_len=int(limits["max_model_len"]),
+        step_slo_s=limits.get("step_slo_s"),
+    )
+
+
+def journeys(decisions: Sequence[Mapping[str, Any]]) -> list[Journey]:
+    """Each admitted request with what was expected of it, in the simulator's terms."""
+    found: list[Journey] = []
+    for one in decisions:
+        place = next((each for each in one["candidates"] if each["replica"] == one["replica"]), None)
+        if one["verdict"] != "admitted" or one["actual"] is None or place is None:
+            continue
+        journey = Journey(len(found), TraceRequest(0.0, one["prompt_tokens"], OUTPUT_TOKENS), 0, first_s=one["actual"]["ttft_s"])
+        quantiles = (place["ttft_s"], place["ttft_p90_s"], place["ttft_p98_s"])
+        journey.promise = Promise(place["new_tokens"], 0.0, quantiles, place["ttft_uncalibrated_s"])
+        found.append(journey)
+    return found
+
+
+def simulated(profile: Profile, trace: Sequence[TraceRequest]) -> dict[str, Any]:
+    """The same trace on one replica with the production KV manager and these coefficients."""
+    return Setup(layout=Layout(replicas=1), profile=profile, kv="production").run(trace, Slo())
+
+
+def report(seen: Seen, trace: Sequence[TraceRequest], configuration: dict[str, str]) -> Result:
+    met = journeys(seen.decisions)
+    figures = coverage(met)
+    ttfts = [record.ttft_s for record in seen.records if record.outcome is Outcome.COMPLETED and record.ttft_s is not None]
+    expected = simulated(seen.profile, trace)
+    metrics: list[Metric] = [
+        result.at_most("failed", float(len(seen.records) - len(ttfts)), 0, "requests"),
+        result.at_least("predictions", float(len(met)), 0.95 * len(trace), "that met their outcome"),
+    ]
+    for name, counts in (("all", {"n": len(met)} | figures["ttft_coverage"]), *figures["ttft_coverage_by_length"].items()):
+        metrics.append(result.plain(f"n.{name}", float(counts["n"]), "requests"))
+        metrics += [_banded(f"coverage.{q}.{name}", 100 * counts[q], band, judged=counts["n"] >= ENOUGH) for q, band in BANDS.items()]
+    error = figures["ttft_median_error"]
+    metrics.append(result.at_most("median_error", None if error is None else 100 * error, MEDIAN_ERROR_MAX, "%"))
+    metrics.append(
+        result.at_most("pinball", 1e3 * figures["ttft_pinball_s"], 1e3 * figures["ttft_pinball_constant_s"], "ms, a constant scale's")
+    )
+    for name, q in (("p50", 0.5), ("p95", 0.95)):
+        real_s, simulated_s = quantile(ttfts, q), expected[f"ttft_{name}_s"]
+        off = None if not real_s or simulated_s is None else 100 * abs(simulated_s - real_s) / real_s
+        metrics.append(result.at_most(f"simulated_ttft_off.{name}", off, AGREEMENT_MAX, "%"))
+        metrics.append(result.plain(f"ttft.{name}.real", None if real_s is None else 1e3 * real_s, "ms"))
+        metrics.append(result.plain(f"ttft.{name}.simulated", None if simulated_s is None else 1e3 * simulated_s, "ms"))
+    work = WorkResult("mixed", f"{len(trace)} requests of {LENGTHS[0][1]} to {LENGTHS[-1][2]} tokens", summarize(seen.records))
+    return Result("calibration", configuration, (work,), tuple(metrics), {"profile": seen.profile, "simulated": expected})
+
+
+def _banded(name: str, percent: float, band: tuple[float, float], *, judged: bool) -> Metric:
+    low, high = band
+    bound = f"{low:g} to {high:g}" if high < 100.0 else f">= {low:g}"
+    return Metric(name, round(percent, 2), "%", bound, low <= percent <= high if judged else None)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=2_000)
+    parser.add_argument("--rate", type=float, default=4.0, help="requests a second")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    arguments = ["--replicas", "1", "--queue-time-slo-s", "600", "--debug-decisions", str(KEPT)]
+    trace = shapes(options.requests, options.rate, options.seed)
+    try:
+        with stack.served(arguments) as url:
+            seen = uvloop.run(run(url, trace, options.seed))
+    except stack.StackError as error:
+        print(error)
+        return 1
+    drill = report(seen, trace, {"serve": " ".join(arguments), "rate": f"{options.rate:g} req/s", "seed": str(options.seed)})
+    result.show(drill)
+    return 0 if drill.holds else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
