@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test kernels gpu sim check bench clean
+.PHONY: help venv serve test kernels gpu sim chaos check bench clean
 
 help:  ## say what there is
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ gpu: $(STAMP)  ## the tests that need a GPU: compiled kernels against float64, a
 
 sim: $(STAMP)  ## 2,000 seeded fault schedules against the production router and engine (ARGS="--seed 7 --count 1")
 	@$(BIN)/python -m bench.simulator.schedule $(ARGS)
+
+chaos: $(STAMP)  ## kill and freeze ranks of tensor-parallel replicas under load, ten times, and count what is left (ARGS="--kills 3")
+	@$(BIN)/python -m bench.drills.rank_loss $(ARGS)
 
 check: $(STAMP)  ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff check .

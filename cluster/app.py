@@ -12,8 +12,8 @@ from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from cluster import placement
 from cluster.config import Config, parse
-from cluster.rank_actors import bundles
 from cluster.replica_deployment import Replica
 from cluster.router_deployment import Router
 
@@ -30,13 +30,14 @@ def build(config: Config) -> Application:
     secret = link_secret()
     stop_s = config.router.drain_timeout_s + STOP_MARGIN_S
     serving = config.serve
-    reserved = bundles(config.engine, serving.replica_cpus)
+    gpus = float(ray.cluster_resources().get("GPU", 0.0)) if ray.is_initialized() else 0.0
+    reserved, of_rank = placement.bundles(config, gpus), placement.of_rank(config, gpus)
     replica = serve.deployment(
         Replica,
-        **({"placement_group_bundles": reserved, "placement_group_strategy": "PACK"} if reserved else {}),
+        **({"placement_group_bundles": reserved, "placement_group_strategy": serving.placement_strategy} if reserved else {}),
         name="Replica",
         num_replicas=serving.replicas,
-        ray_actor_options={"num_cpus": serving.replica_cpus},
+        ray_actor_options={"num_cpus": of_rank.get("CPU", 0.0), "num_gpus": of_rank.get("GPU", 0.0)},
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=stop_s,

@@ -54,6 +54,23 @@ def serve(
 
 
 @cli.command()
+@with_config_flags
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="YAML with the sections engine, router, serve; flags win.")
+    ] = None,
+    flags: dict[str, dict[str, Any]] = {},  # noqa: B006 – replaced by one option per field of the configuration
+) -> None:
+    """Check that a replica's ranks find their devices and one another, and how fast they add up; loads no model."""
+    from cluster.config import load
+    from cluster.doctor_command import run
+    from cluster.foreground import run_apart
+
+    wanted = load(config, flags)
+    raise typer.Exit(run_apart(lambda: run(wanted)))
+
+
+@cli.command()
 def chat(
     url: Annotated[str, typer.Option(help="An OpenAI-compatible server; with or without /v1.")] = "http://127.0.0.1:8000",
     message: Annotated[str | None, typer.Option("--message", "-m", help="Ask this, print the answer, leave.")] = None,

@@ -37,7 +37,14 @@ class ServeConfig(BaseModel):
     replica_cpus: float = Field(
         0.0,
         ge=0,
-        description="CPUs Ray reserves per replica, and so its threads; 0 on one machine: cores ÷ replicas threads, none reserved.",
+        description="CPUs Ray reserves per rank, and so its threads; 0 on one machine: cores ÷ replicas threads, none reserved.",
+    )
+    replica_gpus: float | None = Field(
+        None, ge=0, description="GPUs Ray reserves per rank. Unset: 1 on a cluster that has GPUs, unless device is cpu."
+    )
+    placement_strategy: Literal["STRICT_PACK", "PACK", "SPREAD"] = Field(
+        "STRICT_PACK",
+        description="Where a replica's ranks go, if they reserve something: one node, few or many. All-reduce is far quicker in a node.",
     )
     router_cpus: float = Field(0.0, ge=0, description="CPUs Ray reserves per router; above 0 keeps it off a head node without CPUs.")
     ray_address: str | None = Field(None, description="Join this Ray cluster instead of starting one, e.g. 'auto' or 'host:6379'.")

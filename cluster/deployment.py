@@ -11,12 +11,13 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from cluster import placement
 from cluster.config import Config
 from cluster.environment import SPARE_PORT, haproxy_sockets
 from cluster.haproxy_state import first_choice_is_up
 from cluster.preflight import StartError
 
-USER_FAULTS = ("ModelError", "ValueError")  # of a replica that cannot be as configured: the sentence says all
+USER_FAULTS = ("ModelError", "ValueError", "RankError")  # of a replica that cannot be as configured: the sentence says all
 _POLL_S = 0.1
 _HTTP_TIMEOUT_S = 5.0
 
@@ -37,6 +38,15 @@ def deploy(config: Config, *, haproxy: bool) -> None:
     serve.start(http_options=http, proxy_location=ProxyLocation.EveryNode, logging_config=logs)
     target = RunTarget(build(config), name=app_name(config), route_prefix="/")
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def check_placement(config: Config) -> None:
+    """Raises StartError where the nodes there are cannot hold the ranks: Ray would wait for others without a word."""
+    import ray
+
+    problem = placement.problem(config, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+    if problem:
+        raise StartError(problem)
 
 
 def wait_running(config: Config, on_progress: Callable[[int], None]) -> None:

@@ -39,9 +39,10 @@ def start(config: Config, run: RunDirectory) -> None:
 
     serving = config.serve
     cores = usable_cores()
+    ranks = serving.replicas * config.engine.tensor_parallel_size
     ray.init(
         address="local",
-        num_cpus=max(cores, math.ceil(serving.replicas * serving.replica_cpus + serving.routers * serving.router_cpus)),
+        num_cpus=max(cores, math.ceil(ranks * serving.replica_cpus + serving.routers * serving.router_cpus)),
         include_dashboard=serving.dashboard,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=serving.log_level == "debug",

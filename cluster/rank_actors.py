@@ -1,13 +1,17 @@
 """Tensor parallelism on Ray: the Replica actor is rank 0, and every other rank is an actor of its own, beside it or on another node.
 
-Ranks are owned by their replica: Ray ends them when it ends, however it ends. A rank that dies closes its connections, which
-breaks the group at once; the replica then fails its health check and Serve replaces the whole.
+Ranks are owned by their replica: Ray ends them when it ends, however it ends, and the kernel ends them when their raylet does. A
+rank that dies closes its connections, which breaks the group at once; cluster.rank_watch then gives up the whole, which Serve replaces.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import os
+import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -15,22 +19,40 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cluster.cores import yield_to_others
+from cluster.guardian import start_of
 from replica.config import EngineConfig
 
 if TYPE_CHECKING:
     from replica.parallel.group import RankGroup
 
-JOIN_TIMEOUT_S = 120.0
-STORE_TIMEOUT_S = 60.0
+JOIN_TIMEOUT_S = 60.0
 _POLL_S = 0.2
+_WHY_TIMEOUT_S = 2.0  # a rank that ended tells why this soon
 # How often libgomp's waiting threads look before they sleep. Its own 300,000 gain nothing (decision 1) and make a step twenty
 # times slower as soon as another process wants a core.
 SPIN_COUNT = "20000"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_PR_SET_PDEATHSIG = 1
 
 
 class RankError(Exception):
-    """A rank could not start; says which and why."""
+    """A rank could not start, or is lost; says which and why, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a rank runs: `start` tells its process from a later one of the same number."""
+
+    pid: int
+    start: str | None
+    node_id: str
+    devices: str | None  # CUDA_VISIBLE_DEVICES, as Ray has set it
+
+    @classmethod
+    def mine(cls) -> Whereabouts:
+        pid = os.getpid()
+        return cls(pid, start_of(pid), ray.get_runtime_context().get_node_id(), os.environ.get(DEVICES_VARIABLE))
 
 
 def limit_threads(threads: int) -> None:
@@ -40,45 +62,55 @@ def limit_threads(threads: int) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
+def die_with_parent() -> None:
+    """SIGKILL when the process above, a raylet, is gone: a rank that is frozen then could not notice by itself."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 class RankWorker:
-    """One rank above 0. `run` is its whole life and blocks."""
+    """One rank above 0. `run` is its whole life and blocks; `beat` answers meanwhile, on another thread."""
 
     def run(self, config: EngineConfig, rank: int, host: str, port: int) -> int:
         """Join, hold this rank's part of the model, carry out Steps until the replica stops; returns how many."""
+        die_with_parent()
         yield_to_others()
         limit_threads(config.num_threads or 1)
         from replica.parallel.broadcast import rank_main
-        from replica.parallel.group import RankGroup, join_store
         from replica.runner import ModelRunner
 
-        store = join_store(host, port, STORE_TIMEOUT_S)
-        group = RankGroup(store, rank=rank, size=config.tensor_parallel_size, join_timeout_s=JOIN_TIMEOUT_S)
+        group = join_group(config, rank, host, port)
         return rank_main(group, lambda tensor_parallel: ModelRunner(config, tp=tensor_parallel))
+
+    def beat(self) -> Whereabouts:
+        return Whereabouts.mine()
 
 
 class RankActors:
     """The ranks of one replica. Keep it as long as the replica lives: without its handles Ray ends them."""
 
     def __init__(self, actors: list[Any], lives: list[Any]) -> None:
-        self._actors = actors
+        self.actors = actors
         self._lives = lives
+        self.whereabouts: dict[int, Whereabouts] = {}  # by rank, as last heard
 
     @classmethod
     async def start(cls, config: EngineConfig, replica_id: str, host: str) -> tuple[RankActors, RankGroup]:
-        """Start ranks 1 … and join them as rank 0. Raises RankError when one ends before all have joined."""
-        from replica.parallel.group import RankGroup, open_store
+        """Start ranks 1 … and join them as rank 0. Raises RankError when one ends before all have joined, or some do not come."""
+        from replica.parallel.group import open_store
 
-        size = config.tensor_parallel_size
-        store = open_store(host, STORE_TIMEOUT_S)
-        actors = [_create(config, rank, replica_id) for rank in range(1, size)]
+        store = open_store(host, JOIN_TIMEOUT_S)
+        actors = [_create(config, rank, replica_id) for rank in range(1, config.tensor_parallel_size)]
         lives = [actor.run.remote(config, rank, host, store.port) for rank, actor in enumerate(actors, start=1)]
         ranks = cls(actors, lives)
-        joining = asyncio.create_task(asyncio.to_thread(RankGroup, store, rank=0, size=size, join_timeout_s=JOIN_TIMEOUT_S))
+        joining = asyncio.create_task(asyncio.to_thread(join_group, config, 0, host, 0, store))
         while not joining.done():
             await asyncio.wait([joining], timeout=_POLL_S)
             if not joining.done():
                 ranks.check()
-        return ranks, joining.result()
+        try:
+            return ranks, joining.result()
+        except Exception as error:
+            raise await ranks.why(error) from None
 
     def check(self) -> None:
         """Raises RankError if a rank has ended."""
@@ -92,30 +124,78 @@ class RankActors:
             raise RankError(f"rank {rank} failed: {str(error).strip().splitlines()[-1]}") from None
         raise RankError(f"rank {rank} has stopped")
 
+    async def why(self, error: Exception) -> RankError:
+        """What went wrong, in a rank's own words where one has ended: rank 0 itself only notices that another is gone."""
+        if str(error).startswith("rank 0 of"):
+            for _ in range(int(_WHY_TIMEOUT_S / _POLL_S)):
+                try:
+                    self.check()
+                except RankError as found:
+                    return found
+                await asyncio.sleep(_POLL_S)
+        return RankError(" ".join(str(error).split()))
+
+    def kill(self) -> None:
+        """At once, whatever they do: a frozen process of this node hears no request of Ray's. Idempotent."""
+        here = ray.get_runtime_context().get_node_id()
+        for known in self.whereabouts.values():
+            if known.node_id == here and known.start is not None and start_of(known.pid) == known.start:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(known.pid, signal.SIGKILL)
+        self.stop()
+
     def stop(self) -> None:
         """Idempotent. The replica has told them to leave already; what has not is ended."""
-        for actor in self._actors:
+        for actor in self.actors:
             ray.kill(actor)
-        self._actors = []
+        self.actors = []
 
 
-def bundles(config: EngineConfig, cpus: float) -> list[dict[str, float]] | None:
-    """What a placement group of the replica reserves, a bundle per rank; None if there is one rank or nothing to reserve."""
-    if config.tensor_parallel_size == 1 or cpus <= 0:
-        return None
-    return [{"CPU": cpus}] * config.tensor_parallel_size
+def join_group(config: EngineConfig, rank: int, host: str, port: int, store: Any = None) -> RankGroup:
+    """This rank's membership; `host` and `port` are rank 0's store, which rank 0 itself gives. Blocks. Raises GroupBroken."""
+    from kernels.ops import KernelError, choose_device
+    from replica.parallel.group import RankGroup, join_store
+
+    try:
+        device = choose_device(rank, config.device)
+    except KernelError as error:
+        raise RankError(f"rank {rank}: {error}") from None
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.set_device(device)
+    own = str(ray.util.get_node_ip_address())
+    return RankGroup(
+        store if store is not None else join_store(host, port, JOIN_TIMEOUT_S),
+        rank=rank,
+        size=config.tensor_parallel_size,
+        host=host if rank == 0 else own,
+        backend="nccl" if device.type == "cuda" else "gloo",
+        join_timeout_s=JOIN_TIMEOUT_S,
+    )
 
 
 def _create(config: EngineConfig, rank: int, replica_id: str) -> Any:
-    """An actor whose name and process title say model, replica and rank."""
     title = f"{config.served_model_name}:Rank{rank}"
-    group: PlacementGroup | None = ray.util.get_current_placement_group()
+    return create(RankWorker, title, rank, name=f"{title}:{replica_id}")
+
+
+def create(worker: type, title: str, rank: int, *, name: str | None = None, group: PlacementGroup | None = None) -> Any:
+    """An actor in bundle `rank` of `group`, or this process's placement group, else beside it. Its process title says what it is."""
+    group = group or ray.util.get_current_placement_group()
     strategy: Any
+    reserved: dict[str, float] = {}
     if group is not None:
         strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=rank)
-        cpus = float(group.bundle_specs[rank].get("CPU", 0.0))
+        reserved = group.bundle_specs[rank]
     else:
         strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        cpus = 0.0
-    actor_class = ray.remote(type(title, (RankWorker,), {}))
-    return actor_class.options(name=f"{title}:{replica_id}", num_cpus=cpus, scheduling_strategy=strategy, max_restarts=0).remote()
+    options = {
+        "name": name,
+        "num_cpus": float(reserved.get("CPU", 0.0)),
+        "num_gpus": float(reserved.get("GPU", 0.0)),
+        "scheduling_strategy": strategy,
+        "max_restarts": 0,
+        "max_concurrency": 2,  # `run` takes one thread for good
+    }
+    return ray.remote(type(title, (worker,), {})).options(**options).remote()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
-from typing import Any
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ray
 from ray import serve
@@ -12,7 +15,15 @@ from ray import serve
 from cluster import membership, telemetry
 from cluster.config import Config
 from cluster.cores import threads_per_replica, usable_cores, yield_to_others
-from cluster.rank_actors import RankActors, limit_threads
+from cluster.rank_actors import RankActors, RankError, die_with_parent, limit_threads
+from cluster.rank_watch import SILENCE_S, RankWatch
+
+if TYPE_CHECKING:
+    from replica.config import EngineConfig
+    from replica.parallel.group import RankGroup
+
+EXIT_GROUP_LOST = 70
+LATE_S = 3.0  # routers move a stalled replica's streams at once; it is given up when it has been stalled for this long
 
 
 class Replica:
@@ -22,6 +33,7 @@ class Replica:
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
         self._ranks: RankActors | None = None
+        self._stalled_since_s: float | None = None
         self._drain_timeout_s = config.router.drain_timeout_s
         telemetry.configure(config.serve, process=f"replica {self._replica_id}")
         self._log = telemetry.logger().bind(model=config.model_name, replica=self._replica_id)
@@ -34,24 +46,69 @@ class Replica:
 
         engine = config.engine.model_copy(update={"num_threads": threads, "served_model_name": config.model_name})
         host = str(ray.util.get_node_ip_address())
-        group = None
-        if engine.tensor_parallel_size > 1 and engine.runner != "mock":
-            self._ranks, group = await RankActors.start(engine, self._replica_id, host)
-        self._server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage, group=group)
-        await self._server.start()
+        group = await self._start_ranks(engine, host)
+        server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage, group=group)
+        await self._started(server.start())
+        self._server = server
         self._dtype, self._kernels = self._server.dtype, self._server.kernels
         gc.collect()
         gc.freeze()  # model and libraries stay: a collection in the middle of a step need not look at them
         self._log.info("replica ready", threads=threads, kernels=self._kernels)
+
+    async def _start_ranks(self, engine: EngineConfig, host: str) -> RankGroup | None:
+        """Ranks 1 …, watched from now on. Raises RankError."""
+        if engine.tensor_parallel_size == 1 or engine.runner == "mock":
+            return None
+        die_with_parent()
+        self._ranks, group = await RankActors.start(engine, self._replica_id, host)
+        self._watch = RankWatch(self._ranks)
+        self._lost = asyncio.create_task(self._watch.lost())
+        return group
+
+    async def _started(self, start: Any) -> None:
+        """Wait for the engine. What a rank has to say about it is said as its RankError."""
+        if self._ranks is None:
+            await start
+            return
+        from replica.step import RunnerLost
+
+        starting = asyncio.create_task(start)
+        await asyncio.wait([starting, self._lost], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            raise RankError(self._lost.result())
+        try:
+            starting.result()
+        except RunnerLost as error:
+            raise await self._ranks.why(error) from None
+        self._watch.silence_s, self._watch.engine_fault = SILENCE_S, self._engine_fault
+        self._lost.add_done_callback(lambda lost: lost.cancelled() or self._give_up(lost.result()))
+
+    def _engine_fault(self) -> str:
+        """Why it will not go on: its thread is over, or it has stalled for so long that no busy machine explains it."""
+        if not self._server.pulse().alive:
+            return self._server.pulse().reason
+        try:
+            self._server.check_health()
+        except Exception as error:
+            self._stalled_since_s = self._stalled_since_s or time.monotonic()
+            return str(error) if time.monotonic() - self._stalled_since_s > LATE_S else ""
+        self._stalled_since_s = None
+        return ""
+
+    def _give_up(self, reason: str) -> NoReturn:
+        """The group is lost: nothing can be drained or closed that would not wait for it."""
+        self._log.error("tensor-parallel group lost, the replica ends", reason=reason)
+        assert self._ranks is not None
+        self._ranks.kill()
+        (sys.__stderr__ or sys.stderr).flush()
+        os._exit(EXIT_GROUP_LOST)
 
     def record_replica_metadata(self) -> dict[str, Any]:
         host, port = self._server.address
         return membership.publish(host, port)
 
     def check_health(self) -> None:
-        """Raises when the engine makes no progress with work pending, or a rank is gone: Serve replaces the replica."""
-        if self._ranks is not None:
-            self._ranks.check()
+        """Raises when the engine makes no progress with work pending: Serve replaces the replica."""
         self._server.check_health()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -66,7 +123,11 @@ class Replica:
         if server is None:  # the constructor failed
             return
         del self._server
+        if self._ranks is not None:
+            self._watch.engine_fault = lambda: ""  # it stops; a rank that is lost meanwhile still ends the drain
         await server.drain(self._drain_timeout_s)
+        if self._ranks is not None:
+            self._lost.cancel()  # they leave now
         await server.stop()
         if self._ranks is not None:
             self._ranks.stop()

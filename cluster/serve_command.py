@@ -146,6 +146,7 @@ def _start_ray(config: Config, signals: Signals, show: stages.Stages, directory:
 def _start_application(config: Config, show: stages.Stages, haproxy: bool, *, local: bool) -> None:
     url = deployment.public_url(config)
     with show.stage("replicas"):
+        deployment.check_placement(config)
         deployment.deploy(config, haproxy=haproxy)
 
         def progress(running: int) -> None:

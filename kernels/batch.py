@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 Int32 = npt.NDArray[np.int32]
+HOST_ONLY = "host_only"  # metadata of a plan's field that is looked at before a launch and never in one: a graph replays without it
 
 
 @dataclass(frozen=True, slots=True)

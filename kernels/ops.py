@@ -118,8 +118,18 @@ def wanted_kernels() -> str:
     return os.environ.get(KERNELS_VARIABLE, "")
 
 
-def choose_device(local_rank: int = 0) -> torch.device:
-    """The accelerator of this rank where there is one, else the CPU. It becomes the calling thread's own, where kernels are launched."""
+def choose_device(local_rank: int = 0, wanted: str = "auto") -> torch.device:
+    """The accelerator of this rank where there is one, else the CPU; or what is `wanted`. Raises KernelError where that is not there.
+
+    An accelerator becomes the calling thread's own, where kernels are launched.
+    """
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise KernelError(
+            f"device cuda: torch {torch.__version__} sees no GPU (CUDA_VISIBLE_DEVICES={'unset' if visible is None else visible!r})"
+        )
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)

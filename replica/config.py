@@ -20,6 +20,7 @@ class EngineConfig(BaseModel):
     revision: str | None = Field(None, description="Branch, tag or commit of a Hugging Face id; resolved once to one commit for all files.")
     served_model_name: str | None = Field(None, description="Name in the API; the last part of `model` unless given.")
     dtype: Dtype = Field("auto", description="Of weights and KV. auto: bfloat16 where the C++ step, CPU or GPU computes it, else float32.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one. cuda: refuse to start without.")
     quantization: Quantization | None = Field(
         None,
         description="Weights in 8 or 4 bits, activations in 8, on a CPU with the C++ step; a GGUF's blocks of that width stay. Unset: no.",
@@ -35,7 +36,10 @@ class EngineConfig(BaseModel):
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     max_num_batched_tokens: int = Field(512, ge=1, description="Token budget of a step. Small on CPU, where a chunk costs its length.")
     max_num_seqs: int = Field(64, ge=1, description="Requests that run at once.")
-    kv_cache_memory_bytes: int = Field(512 * 1024 * 1024, ge=1, description="KV pool of a replica in bytes; a laptop holds two.")
+    kv_cache_memory_bytes: int = Field(512 * 1024 * 1024, ge=1, description="KV pool of a replica on a CPU, bytes; a laptop holds two.")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Of a GPU's memory that weights, activations and KV pool may take together; on a GPU it sets the pool."
+    )
     num_gpu_blocks_override: int | None = Field(None, ge=1, description="KV pool in blocks, instead of bytes.")
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prefixes.")
     enable_chunked_prefill: bool = Field(

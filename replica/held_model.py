@@ -17,7 +17,9 @@ from kernels.ops import TRITON, KernelError, Operators, choose_device, choose_op
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
+from replica.device import CudaDevice
 from replica.forward import CpuForward, Forward, TorchForward
+from replica.held_on_device import OnDevice, hold_on_device
 from replica.kv_pool import PoolSize, size_pool
 from replica.models.config import read_model_config
 from replica.models.gguf_groups import held_as
@@ -26,6 +28,7 @@ from replica.models.loader_cpu import CpuPlacement, load_decoder
 from replica.models.model_config import ModelConfig, shard_problem
 from replica.models.packed_cache import packed_cache
 from replica.models.tensors import check_tensors
+from replica.parallel.card import card
 from replica.parallel.group import TensorParallel
 from replica.step_choice import StepChoice, choose_step
 
@@ -66,11 +69,26 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     if problem:
         raise ModelError(f"{config.model}: {problem}")
     check_tensors(files, model_config)
-    device = choose_device(tp.rank)
+    device = _device(config, tp.rank)
     operators, choice = _choose(config, model_config, device, tp.size)
     dtype = choice.dtype
+    if device.type == "cuda":
+        place = OnDevice(config, model_config, CudaDevice(device), operators, dtype, tp)
+        graphed, size = hold_on_device(place, files)
+        stages.ended("weights, KV pool, graphs")
+        return HeldModel(files, model_config, graphed, choice.reason, dtype, operators, graphed.pool, size)
     size = size_pool(config, model_config, dtype.itemsize)
-    layout = CacheLayout(model_config.num_kv_heads // tp.size, config.block_size, model_config.head_dim)
+    tp.agree(
+        card(
+            weights=files.fingerprint,
+            dtype=dtype,
+            kernels=operators.name,
+            num_blocks=size.num_blocks,
+            block_size=config.block_size,
+            max_model_len=size.max_model_len,
+        )
+    )
+    layout = CacheLayout(model_config.kv_heads_of_rank(tp.size), config.block_size, model_config.head_dim)
     stages.ended("model files")
     shape = (model_config.num_layers, size.num_blocks, 2, layout.kv_heads, layout.block_size, layout.head_dim)
     pool = _empty_pool(shape, dtype, device)
@@ -113,6 +131,13 @@ def _choose(config: EngineConfig, model: ModelConfig, device: torch.device, rank
     except KernelError as error:
         raise ModelError(f"{config.model}: {error}") from error
     return operators, choice
+
+
+def _device(config: EngineConfig, rank: int) -> torch.device:
+    try:
+        return choose_device(rank, config.device)
+    except KernelError as error:
+        raise ModelError(str(error)) from error
 
 
 def _empty_pool(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

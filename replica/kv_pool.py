@@ -17,8 +17,9 @@ class PoolSize:
 
 
 def block_bytes(config: EngineConfig, model: ModelConfig, element_bytes: int) -> int:
-    """Bytes of one block over all layers and all ranks."""
-    return model.num_layers * 2 * model.num_kv_heads * config.block_size * model.head_dim * element_bytes
+    """Bytes of one block over all layers and all ranks; ranks that share a KV head hold it each."""
+    heads = max(model.num_kv_heads, config.tensor_parallel_size)
+    return model.num_layers * 2 * heads * config.block_size * model.head_dim * element_bytes
 
 
 def size_pool(config: EngineConfig, model: ModelConfig, element_bytes: int) -> PoolSize:

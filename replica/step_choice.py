@@ -60,8 +60,8 @@ def _find(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: 
     if problem:
         return None, problem
     try:
-        isa, path = best_library(cache_directory(), os.environ.get(ISA_VARIABLE, ""))
-        return load_library(path), isa.title
+        isa, path, missed = best_library(cache_directory(), os.environ.get(ISA_VARIABLE, ""))
+        return load_library(path), f"{isa.title} ({missed})" if missed else isa.title
     except (CannotBuild, OSError) as error:
         return None, str(error)
 

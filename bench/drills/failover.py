@@ -107,16 +107,16 @@ async def one_round(served: Stack, client: LoadClient, how: str, undisturbed: Se
         raise ValueError(f"the drill needs two replicas, found {replicas} by process title")
     earlier = client.tokens_received
     running = [asyncio.create_task(client.send(call)) for call in calls(output_tokens, streams)]
-    tokens_before = await _under_way(client, earlier, streams * output_tokens // 4)
+    tokens_before = await under_way(client, earlier, streams * output_tokens // 4)
     victim = served.of_role("replica")[0]
-    moved_before = await _moves(served.url)
+    moved_before = await moves(served.url)
     fault_s = time.perf_counter()
-    moves = asyncio.create_task(_last_move(served.url, moved_before))
+    moving = asyncio.create_task(last_move(served.url, moved_before))
     os.kill(victim.pid, SIGNALS[how])
     try:
         disturbed = await asyncio.gather(*running)
-        moves.cancel()
-        moved_s = await moves
+        moving.cancel()
+        moved_s = await moving
         replaced = await _replaced(served, victim, replicas)
     finally:
         if processes.alive([victim]):
@@ -152,7 +152,7 @@ def silence_s(record: RequestRecord, fault_s: float) -> float:
     return max((after - before for before, after in itertools.pairwise(times) if after > fault_s), default=0.0)
 
 
-async def _under_way(client: LoadClient, earlier: int, wanted: int) -> int:
+async def under_way(client: LoadClient, earlier: int, wanted: int) -> int:
     """Waits until the streams have brought `wanted` tokens together; how many they have."""
     for _ in range(int(UNDER_WAY_TIMEOUT_S / POLL_S)):
         if client.tokens_received - earlier >= wanted:
@@ -161,12 +161,12 @@ async def _under_way(client: LoadClient, earlier: int, wanted: int) -> int:
     return client.tokens_received - earlier
 
 
-async def _last_move(url: str, before: float) -> float | None:
+async def last_move(url: str, before: float) -> float | None:
     """When the router's count of moved streams was last seen to grow, until cancelled. None: it has not grown beyond `before`."""
     last: float | None = None
     with contextlib.suppress(asyncio.CancelledError):
         while True:
-            count = await _moves(url)
+            count = await moves(url)
             if count > before:
                 last = time.perf_counter()
             before = count
@@ -174,7 +174,7 @@ async def _last_move(url: str, before: float) -> float | None:
     return last
 
 
-async def _moves(url: str) -> float:
+async def moves(url: str) -> float:
     page = metrics_page.parse(await asyncio.to_thread(stack.get_text, f"{url}/metrics"))
     return page.values.get(metrics_page.MOVES, 0.0)
 

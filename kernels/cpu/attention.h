@@ -10,12 +10,11 @@
 #include <cmath>
 #include <vector>
 
-#include "matrix.h"
+#include "amx.h"
 
 constexpr int KEYS = 64;          // of a block
 constexpr int TILE = LANES;       // tokens of a tile
 constexpr int BLOCK_ROWS = 48;    // queries (token and head) that share a pass over the keys, at least one token's
-constexpr int QUERY_ROWS = 6;     // of them at once: with four tiles of keys 24 chains
 constexpr float NOTHING = -1e30f; // below any score, and finite: the difference of two is not NaN
 
 struct Cache {  // one layer's pages
@@ -41,8 +40,8 @@ struct Cache {  // one layer's pages
 struct Span {  // some tokens of one row, for one KV head
     const int32_t* table;
     int head, position, tokens;  // of the first token, how many
-    const uint16_t* queries;     // of the first token's first head that shares the KV head
-    int stride, heads;           // elements between tokens; query heads that share the KV head
+    const uint16_t* queries;     // [tokens][heads][D], of the heads that share the KV head
+    int heads;
     int window;                  // keys a query sees, itself included; 0: all
     float scale;
 };
@@ -61,7 +60,7 @@ struct Block {  // of keys and values: its tiles, and those to fetch meanwhile, 
 template <int R>
 inline void scores(const Span& span, int row, const Block& block, int dim, float* out) {
     const uint32_t* q[R];
-    for (int i = 0; i < R; i++) q[i] = (const uint32_t*)(span.queries + (size_t)((row + i) / span.heads) * span.stride + (row + i) % span.heads * dim);
+    for (int i = 0; i < R; i++) q[i] = (const uint32_t*)(span.queries + (size_t)(row + i) * dim);
     F acc[R][4];
     for (int i = 0; i < R; i++)
         for (int t = 0; t < 4; t++) acc[i][t] = zero();
@@ -105,15 +104,40 @@ inline void weigh(const uint16_t* weights, const float* fade, const Block& block
     }
 }
 
-// One block of keys for R queries from `row` on.
-template <int R>
-void attend_block(const Span& span, int row, const Block& block, int dim, AttentionScratch& scratch) {
-    alignas(64) float score[R * KEYS];
-    alignas(64) uint16_t weights[R * KEYS];
-    float fade[R];
-    scores<R>(span, row, block, dim, score);
+#ifdef __AMX_BF16__
+constexpr int QUERY_ROWS = LANES;  // that share a pass over a block: those of a tile
+
+inline void block_scores(const Span& span, int row, int count, const Block& block, int dim, float* out) {
+    tile_scores(span.queries + (size_t)row * dim, count, block.keys, block.keys_ahead, dim, out);
+}
+
+inline void block_sums(const uint16_t* weights, const float* fade, int count, const Block& block, int dim, float* sums) {
+    for (int i = 0; i < count; i++)
+        for (float *sum = sums + (size_t)i * dim, *end = sum + dim; sum < end; sum += LANES) store(sum, mul(load(sum), all(fade[i])));
+    tile_weigh(weights, count, block.values, block.values_ahead, block.tiles, dim, sums);
+}
+#else
+constexpr int QUERY_ROWS = 6;  // that share a pass over a block: with four tiles of keys 24 chains
+
+inline void block_scores(const Span& span, int row, int count, const Block& block, int dim, float* out) {
+    static constexpr auto of = []<int... I>(std::integer_sequence<int, I...>) { return std::array{scores<I + 1>...}; }(std::make_integer_sequence<int, QUERY_ROWS>());
+    of[count - 1](span, row, block, dim, out);
+}
+
+inline void block_sums(const uint16_t* weights, const float* fade, int count, const Block& block, int dim, float* sums) {
+    static constexpr auto of = []<int... I>(std::integer_sequence<int, I...>) { return std::array{weigh<I + 1>...}; }(std::make_integer_sequence<int, QUERY_ROWS>());
+    of[count - 1](weights, fade, block, dim, sums);
+}
+#endif
+
+// One block of keys for `count` queries from `row` on.
+inline void attend_block(const Span& span, int row, int count, const Block& block, int dim, AttentionScratch& scratch) {
+    alignas(64) float score[QUERY_ROWS * KEYS];
+    alignas(64) uint16_t weights[QUERY_ROWS * KEYS];
+    float fade[QUERY_ROWS];
+    block_scores(span, row, count, block, dim, score);
     const float unit = span.scale * 1.4426950409f;
-    for (int i = 0; i < R; i++) {
+    for (int i = 0; i < count; i++) {
         const int position = span.position + (row + i) / span.heads;
         const int end = position + 1 - block.first, begin = span.window ? std::max(0, end - span.window) : 0;
         F s[4], most = all(NOTHING);
@@ -134,13 +158,12 @@ void attend_block(const Span& span, int row, const Block& block, int dim, Attent
         }
         store(mass, total);
     }
-    weigh<R>(weights, fade, block, dim, &scratch.sums[(size_t)row * dim]);
+    block_sums(weights, fade, count, block, dim, &scratch.sums[(size_t)row * dim]);
 }
 
 // put(row, out [D]) for each query of the span, rows in the order (token, head).
 template <class Put>
 void attend(const Cache& cache, const Span& span, AttentionScratch& scratch, const Put& put) {
-    static constexpr auto of = []<int... I>(std::integer_sequence<int, I...>) { return std::array{attend_block<I + 1>...}; }(std::make_integer_sequence<int, QUERY_ROWS>());
     const int rows = span.tokens * span.heads, dim = cache.dim, last = span.position + span.tokens - 1;
     std::fill_n(scratch.sums.data(), (size_t)rows * dim, 0.0f);
     std::fill_n(scratch.mass.data(), (size_t)rows * LANES, 0.0f);
@@ -156,7 +179,7 @@ void attend(const Cache& cache, const Span& span, AttentionScratch& scratch, con
         }
         for (int row = 0, left = (rows + QUERY_ROWS - 1) / QUERY_ROWS; left; left--) {
             const int count = (rows - row + left - 1) / left;
-            of[count - 1](span, row, block, dim, scratch);
+            attend_block(span, row, count, block, dim, scratch);
             std::copy(block.keys, block.keys + 4, block.keys_ahead), std::copy(block.values, block.values + 4, block.values_ahead);
             row += count;
         }

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCES = ("step.cpp", "attention.h", "matrix.h", "simd.h", "team.h")
+SOURCES = ("step.cpp", "amx.h", "attention.h", "matrix.h", "simd.h", "team.h")
 COMPILE_TIMEOUT_S = 300.0  # ten seconds of work, on a machine that has other things to do too
 ISA_VARIABLE = "RANTANG_CPU_ISA"  # amx, avx512 or avx2 instead of the best that this CPU has
 CPU_INFO = Path("/proc/cpuinfo")
@@ -52,16 +52,23 @@ def usable_isas(cpu_flags: frozenset[str], wanted: str = "") -> tuple[Isa, ...]:
     return usable
 
 
-def best_library(cache: Path, wanted: str = "") -> tuple[Isa, Path]:
-    """Of the best set of instructions that a library is to be had for: a compiler may not know the latest. Raises CannotBuild."""
-    reason: CannotBuild | None = None
-    for isa in usable_isas(granted(cpu_flags()), wanted):
+def best_library(cache: Path, wanted: str = "") -> tuple[Isa, Path, str]:
+    """Of the best set of instructions that a library is to be had for, and why a better one that the CPU has is not used ('': it is).
+
+    A kernel may refuse AMX, a compiler not know it. Raises CannotBuild.
+    """
+    has = cpu_flags()
+    usable = granted(has)
+    refused = "Linux refuses AMX to this process" if usable != has and wanted in ("", "amx") else ""
+    if refused and wanted:
+        raise CannotBuild(refused)
+    reason = ""
+    for isa in usable_isas(usable, wanted):
         try:
-            return isa, library_path(isa, cache)
+            return isa, library_path(isa, cache), refused or reason
         except CannotBuild as error:
-            reason = reason or error
-    assert reason is not None
-    raise reason
+            reason = reason or str(error)
+    raise CannotBuild(reason)
 
 
 def granted(flags: frozenset[str]) -> frozenset[str]:

@@ -4,8 +4,8 @@
 //   q8    weights [panel][K/32][8][16][4] of value + 128  1.06, scales [panel][K/32][16] fp16; x in int8, a scale for each 32
 //   q4    weights [panel][K/32][4][16][4] two nibbles     0.63, scales [panel][K/32][16 d | 16 m] fp16; w = d · nibble + m
 //
-// Operations: 2 · N · K a row. Bytes: the weights once for up to 12 rows (32 with AMX), then from the cache. An output is one chain of sums in the order of K, whatever
-// the number of rows, the tile or the thread: bit for bit the same alone and in any batch.
+// Operations: 2 · N · K a row. Bytes: the weights once for up to 12 rows (32 with AMX, see amx.h), then from the cache. An output is one
+// chain of sums in the order of K, whatever the number of rows, the tile or the thread: bit for bit the same alone and in any batch.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -123,74 +123,6 @@ void tile(const Matrix& w, const Rows& x, int row, int pair, float* out) {
 
 using Tile = void (*)(const Matrix&, const Rows&, int, int, float*);
 constexpr auto TILES = []<int... I>(std::integer_sequence<int, I...>) { return std::array<Tile, ROWS>{tile<I + 1>...}; }(std::make_integer_sequence<int, ROWS>());
-
-#ifdef __AMX_BF16__
-constexpr int TILE_ROWS = 32;
-
-// The same with the CPU's unit for products of tiles, for bf16: 16 rows of x × 32 of K, 32 of K × 16 outputs, in the layouts above. It
-// sums 32 products before it adds them to a chain: other bits than a tile above, so all heights are computed here where any is.
-inline void product(const Matrix& w, const Rows& x, int row, int count, int pair, float* out) {
-    if (w.kind != BF16) return TILES[count - 1](w, x, row, pair, out);
-    const int low = std::min(count, LANES), high = count - low;
-    struct alignas(64) {  // of registers 0 … 3 sums, 4 and 5 x, 6 and 7 weights
-        uint8_t palette = 1, start = 0, unused[14] = {};
-        uint16_t bytes[16] = {};
-        uint8_t rows[16] = {};
-    } shape;
-    const int heights[8] = {low, low, high, high, low, high, LANES, LANES};
-    for (int i = 0; i < 8; i++) shape.rows[i] = (uint8_t)heights[i], shape.bytes[i] = heights[i] ? 64 : 0;
-    for (int i = 0; i < count * PAIR; i += LANES) store(out + i, w.bias ? load(w.bias + pair * PAIR + i % PAIR) : zero());
-    asm volatile("" ::: "memory");  // what follows does not tell the compiler what it reads
-    _tile_loadconfig(&shape);
-    constexpr int ROW = PAIR * sizeof(float), STEP = LANES * PAIR;
-    float* const second = out + STEP;
-    _tile_loadd(0, out, ROW);
-    _tile_loadd(1, out + LANES, ROW);
-    if (high) {
-        _tile_loadd(2, second, ROW);
-        _tile_loadd(3, second + LANES, ROW);
-    }
-    const uint16_t *left = (const uint16_t*)w.weights + (size_t)pair * 2 * w.columns * LANES, *right = left + (size_t)w.columns * LANES;
-    const uint16_t* in = x.bf16 + (size_t)row * x.stride;
-    for (int k = 0; k < w.columns; k += PAIR, left += STEP, right += STEP) {
-        if (row == 0)  // the first rows fetch for all
-            for (int i = 0; i < STEP; i += PAIR) prefetch(left + 2 * AHEAD + i), prefetch(right + 2 * AHEAD + i);
-        _tile_loadd(4, in + k, x.stride * 2);
-        _tile_loadd(6, left, 64);
-        _tile_loadd(7, right, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (!high) continue;
-        _tile_loadd(5, in + (size_t)LANES * x.stride + k, x.stride * 2);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, out, ROW);
-    _tile_stored(1, out + LANES, ROW);
-    if (high) {
-        _tile_stored(2, second, ROW);
-        _tile_stored(3, second + LANES, ROW);
-    }
-    _tile_release();
-}
-#else
-constexpr int TILE_ROWS = ROWS;
-
-inline void product(const Matrix& w, const Rows& x, int row, int count, int pair, float* out) { TILES[count - 1](w, x, row, pair, out); }
-#endif
-
-// put(first row, rows, out [PAIRS][rows][32]) for all rows of PAIRS neighbouring tasks, in tiles of nearly equal height.
-template <int PAIRS, class Put>
-void outputs(const Matrix& w, const Rows& x, int rows, int pair, const Put& put) {
-    alignas(64) float out[PAIRS * TILE_ROWS * PAIR];
-    const int most = x.quantised ? ROWS : TILE_ROWS;
-    for (int row = 0, left = (rows + most - 1) / most; left; left--) {
-        const int count = (rows - row + left - 1) / left;
-        for (int i = 0; i < PAIRS; i++) product(w, x, row, count, pair + i, out + i * count * PAIR);
-        put(row, count, out);
-        row += count;
-    }
-}
 
 // Row `index` of W as float32: the embedding is the head's matrix.
 inline void read_row(const Matrix& w, int index, float* out) {

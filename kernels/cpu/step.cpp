@@ -114,6 +114,7 @@ class Decoder {
                 feed_forward_half(step, layers_[i], worker);
             }
             logits(step.hidden, step.wanted, step.wanted_count, step.logits, worker);
+            Registers::release();
         });
         if (step.wanted_count) choose(step);
         return FINE;
@@ -123,7 +124,10 @@ class Decoder {
         if (rows < 1) return BAD_SHAPE;
         normed_.reserve(rows, m_.hidden, has_bf16_, has_quantised_);
         expect(rows);
-        team_.run(2, [&](Team::Worker worker) { logits(hidden, nullptr, rows, out, worker); });
+        team_.run(2, [&](Team::Worker worker) {
+            logits(hidden, nullptr, rows, out, worker);
+            Registers::release();
+        });
         return FINE;
     }
 
@@ -249,12 +253,12 @@ class Decoder {
         const Rows to = attended_.of(layer.out);
         worker.each((int)pieces_.size() * m_.kv_heads, 1, [&](int task) {
             const Piece piece = pieces_[task / m_.kv_heads];
-            const int kv_head = task % m_.kv_heads, width = m_.heads * m_.dim, first_column = kv_head * heads_per_kv_ * m_.dim;
+            const int kv_head = task % m_.kv_heads, first_column = kv_head * heads_per_kv_ * m_.dim;
             const Place place = places_[piece.first];
             if (step.counts[place.row] <= span_tokens_)
                 for (int t = piece.first; t < piece.first + piece.tokens; t++) turn_and_write(step, layer, cache, t, kv_head);
             const Span span{step.table(place.row), kv_head, place.position, piece.tokens,
-                            queries_.data() + (size_t)piece.first * width + first_column, width, heads_per_kv_,
+                            &queries_[((size_t)kv_head * step.tokens + piece.first) * heads_per_kv_ * m_.dim], heads_per_kv_,
                             (int)layer.window, m_.attention_scale};
             attend(cache, span, thread_[worker.index].attention, [&](int row, const float* out) {
                 to.put(piece.first + row / heads_per_kv_, first_column + row % heads_per_kv_ * m_.dim, out, m_.dim);
@@ -274,7 +278,7 @@ class Decoder {
         };
         for (int head = kv_head * heads_per_kv_; head < (kv_head + 1) * heads_per_kv_; head++) {
             turn(qkv + head * m_.dim, layer.query_norm);
-            uint16_t* query = &queries_[((size_t)t * m_.heads + head) * m_.dim];
+            uint16_t* query = &queries_[(((size_t)kv_head * places_.size() + t) * heads_per_kv_ + head % heads_per_kv_) * m_.dim];
             for (int i = 0; i < m_.dim; i += LANES) store_bf16(query + i, load(qkv + head * m_.dim + i));
         }
         turn(key, layer.key_norm);

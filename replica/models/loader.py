@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,13 +73,17 @@ def _load_layer(config: ModelConfig, read: _Reader, index: int, placement: Place
     stem = f"model.layers.{index}"
     attention, mlp = f"{stem}.self_attn", f"{stem}.mlp"
     qkv = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
+    heads = Part(tp.rank, tp.size)
+    sharers = max(1, tp.size // config.num_kv_heads)  # ranks that hold the same KV head
+    kv = Part(tp.rank // sharers, tp.size // sharers)
+    parts = (heads, kv, kv)
     gate_up = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
     norms = None
     if config.head_norms:
         norms = HeadNorms(read.whole(f"{attention}.q_norm.weight"), read.whole(f"{attention}.k_norm.weight"), config.norm_epsilon)
     return Layer(
         attention_norm=read.whole(f"{stem}.input_layernorm.weight"),
-        qkv=Linear(read.rows(*qkv), read.rows(*qkv, kind="bias") if config.qkv_bias else None, product),
+        qkv=Linear(read.rows(*qkv, parts=parts), read.rows(*qkv, parts=parts, kind="bias") if config.qkv_bias else None, product),
         head_norms=norms,
         attention_out=ReducedLinear(
             read.columns(f"{attention}.o_proj"), tp, read.whole(f"{attention}.o_proj.bias") if config.output_bias else None, product
@@ -103,9 +108,10 @@ class _Reader:
         """A vector that every rank holds."""
         return self._joined([self._source.read(name)])
 
-    def rows(self, *stems: str, kind: str = "weight") -> Tensor:
-        """This rank's part of the rows of several matrices (or vectors), one below the other."""
-        return self._joined([self._source.read(f"{stem}.{kind}", rows=self._part) for stem in stems])
+    def rows(self, *stems: str, parts: Sequence[Part] = (), kind: str = "weight") -> Tensor:
+        """This rank's part of the rows of several matrices (or vectors), one below the other; `parts` where it is not the same of all."""
+        wanted = parts or [self._part] * len(stems)
+        return self._joined([self._source.read(f"{stem}.{kind}", rows=part) for stem, part in zip(stems, wanted, strict=True)])
 
     def columns(self, stem: str) -> Tensor:
         """This rank's part of the columns of one matrix."""

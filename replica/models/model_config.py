@@ -56,6 +56,10 @@ class ModelConfig:
         """One for each layer."""
         return self.windows or (None,) * self.num_layers
 
+    def kv_heads_of_rank(self, tp_size: int) -> int:
+        """Each rank's own, or one that it shares with others where there are fewer heads than ranks."""
+        return max(1, self.num_kv_heads // tp_size)
+
 
 def checked(config: ModelConfig, where: Path) -> ModelConfig:
     """`config`, if its sizes go together. Raises ModelError."""
@@ -72,12 +76,22 @@ def shard_problem(config: ModelConfig, tp_size: int) -> str:
     """Why this model cannot be split over `tp_size` ranks, with the sizes that work; '' when it can."""
     sizes = {
         "attention heads": config.num_heads,
-        "KV heads": config.num_kv_heads,
         "feed-forward width": config.intermediate_size,
         "vocabulary": config.vocab_size,
     }
     wrong = [f"{name} ({value})" for name, value in sizes.items() if value % tp_size]
+    if _splits_unevenly(config.num_kv_heads, tp_size):
+        wrong.insert(1 if config.num_heads % tp_size else 0, f"KV heads ({config.num_kv_heads})")
     if not wrong:
         return ""
-    fitting = [str(n) for n in range(1, config.num_kv_heads + 1) if not any(value % n for value in sizes.values())]
+    fitting = [
+        str(n)
+        for n in range(1, config.num_heads + 1)
+        if not any(value % n for value in sizes.values()) and not _splits_unevenly(config.num_kv_heads, n)
+    ]
     return f"tensor_parallel_size {tp_size} does not divide {', '.join(wrong)}; sizes that work: {', '.join(fitting)}"
+
+
+def _splits_unevenly(kv_heads: int, tp_size: int) -> bool:
+    """Neither has each rank as many heads as the others, nor each head as many ranks."""
+    return bool(kv_heads % tp_size and tp_size % kv_heads)

@@ -6,16 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-import torch
-
 from replica.contract.messages import EngineLimits
-from replica.parallel.group import GroupBroken, RankGroup, TensorParallel
+from replica.parallel.group import RankGroup, TensorParallel
+from replica.parallel.step_channel import GroupBroken
 from replica.parallel.step_codec import CodecError, StepDecoder, StepEncoder, encode_stop
 from replica.step import AsynchronousRunner, Runner, RunnerLost, Step, StepResult
-
-_FIRST_BYTES = 16 * 1024  # every Step's first message: length, then as much of it as fits; the rest, if any, in a second one
-_LENGTH_BYTES = 4
-STEP_BYTES_MAX = 256 * 1024 * 1024
 
 
 class Worker(Protocol):
@@ -60,7 +55,7 @@ class LeadingRunner:
     def begin(self, step: Step) -> Callable[[], StepResult]:
         inner = self.inner
         with self._or_lost(step):
-            _send(self._group, self._encoder.encode(step))
+            self._group.send(self._encoder.encode(step))
             wait = inner.begin(step) if isinstance(inner, AsynchronousRunner) else lambda: inner.execute(step)
 
         def end() -> StepResult:
@@ -84,7 +79,7 @@ class LeadingRunner:
         """The other ranks leave their loops."""
         if not self._group.broken:
             with contextlib.suppress(GroupBroken):  # they are gone already
-                _send(self._group, encode_stop())
+                self._group.send(encode_stop())
             self._group.close()
         self.inner.close()
 
@@ -93,7 +88,7 @@ def rank_main(group: RankGroup, make_worker: Callable[[TensorParallel], Worker])
     """The life of a rank > 0: carry out Steps until told to stop; returns how many.
 
     Raises GroupBroken when a peer is gone or late, and whatever the worker raises; the group is left in either case, which
-    the peers notice. Nothing but the worker's cache outlives a step.
+    the peers notice, and before the first Step rank 0 is told the reason. Nothing but the worker's cache outlives a step.
     """
     steps = 0
     worker: Worker | None = None
@@ -103,41 +98,17 @@ def rank_main(group: RankGroup, make_worker: Callable[[TensorParallel], Worker])
         decoder = StepDecoder()
         while True:
             try:
-                step = decoder.decode(_receive(group))
+                step = decoder.decode(group.receive())
             except CodecError as error:
                 raise GroupBroken(f"rank {group.rank}: {error}") from error
             if step is None:
                 return steps
             worker.execute(step)
             steps += 1
+    except BaseException as error:
+        group.close(" ".join((str(error) or type(error).__name__).split()))
+        raise
     finally:
         group.close()
         if worker is not None:
             worker.close()
-
-
-def _send(group: RankGroup, data: bytes) -> None:
-    if len(data) > STEP_BYTES_MAX:
-        raise ValueError(f"a Step of {len(data)} bytes exceeds {STEP_BYTES_MAX}")
-    room = _FIRST_BYTES - _LENGTH_BYTES
-    first = bytearray(_FIRST_BYTES)
-    first[:_LENGTH_BYTES] = len(data).to_bytes(_LENGTH_BYTES, "little")
-    first[_LENGTH_BYTES : _LENGTH_BYTES + min(room, len(data))] = data[:room]
-    group.broadcast_from_first(torch.frombuffer(first, dtype=torch.uint8))
-    if len(data) > room:
-        group.broadcast_from_first(torch.frombuffer(bytearray(data[room:]), dtype=torch.uint8))
-
-
-def _receive(group: RankGroup) -> bytes:
-    first = torch.empty(_FIRST_BYTES, dtype=torch.uint8)
-    group.broadcast_from_first(first)
-    raw = first.numpy().tobytes()
-    length = int.from_bytes(raw[:_LENGTH_BYTES], "little")
-    if length > STEP_BYTES_MAX:
-        raise CodecError(f"a Step of {length} bytes is announced, {STEP_BYTES_MAX} are allowed")
-    room = _FIRST_BYTES - _LENGTH_BYTES
-    if length <= room:
-        return raw[_LENGTH_BYTES : _LENGTH_BYTES + length]
-    rest = torch.empty(length - room, dtype=torch.uint8)
-    group.broadcast_from_first(rest)
-    return raw[_LENGTH_BYTES:] + rest.numpy().tobytes()

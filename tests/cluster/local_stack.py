@@ -75,9 +75,10 @@ class Stack:
         except OSError:
             return 0
 
-    def stream(self, tokens: int, prefix: str = "") -> Any:
-        """A completion of exactly `tokens` tokens, streamed; read it with `read_stream`."""
+    def stream(self, tokens: int, prefix: str = "", **fields: Any) -> Any:
+        """A completion of exactly `tokens` tokens, streamed; read it with `read_stream`. `fields` go into the request."""
         body = {"model": "smollm2", "prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "stream": True, "return_token_ids": True}
+        body |= fields
         request = urllib.request.Request(
             self.url + prefix + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
         )

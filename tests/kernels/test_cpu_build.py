@@ -36,12 +36,13 @@ def test_the_sets_that_the_cpu_has_the_best_first() -> None:
 
 
 def test_a_compiler_that_does_not_know_the_best_set_builds_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuses = 'case "$*" in *amx*) echo "error: unrecognized option -mamx-tile" >&2; exit 1;; esac'
+    refuses = 'case "$*" in *-mamx*) echo "error: unrecognized option -mamx-tile" >&2; exit 1;; esac'
     program = compiler_of(tmp_path, A_COMPILER.replace("\n", f"\n{refuses}\n", 1))
     monkeypatch.setattr(build.shutil, "which", lambda name: program)
     monkeypatch.setattr(build, "cpu_flags", lambda: AMX.needs)
     monkeypatch.setattr(build, "granted", lambda flags: flags)
-    assert best_library(tmp_path / "cache")[0] is AVX512
+    isa, _, missed = best_library(tmp_path / "cache")
+    assert isa is AVX512 and "unrecognized option -mamx-tile" in missed
     with pytest.raises(CannotBuild, match="-mamx-tile"):
         best_library(tmp_path / "cache", "amx")
     monkeypatch.setattr(build, "cpu_flags", lambda: AVX2.needs - {"fma"})
@@ -54,6 +55,21 @@ def test_no_amx_where_the_kernel_refuses_it(monkeypatch: pytest.MonkeyPatch) -> 
     for answer, expected in ((0, AMX.needs), (-1, AMX.needs - {"amx_tile", "amx_bf16"})):
         monkeypatch.setattr(build.ctypes, "CDLL", lambda _, answer=answer: SimpleNamespace(syscall=lambda *_: answer))
         assert granted(AMX.needs) == expected
+
+
+def test_a_refusal_of_amx_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = compiler_of(tmp_path, A_COMPILER)
+    monkeypatch.setattr(build.shutil, "which", lambda name: program)
+    monkeypatch.setattr(build, "cpu_flags", lambda: AMX.needs)
+    monkeypatch.setattr(build, "granted", lambda flags: flags - {"amx_tile", "amx_bf16"})
+    isa, _, missed = best_library(tmp_path / "cache")
+    assert isa is AVX512 and missed == "Linux refuses AMX to this process"
+    assert best_library(tmp_path / "cache", "avx512")[2] == "", "who asks for less misses nothing"
+    with pytest.raises(CannotBuild, match="Linux refuses AMX"):
+        best_library(tmp_path / "cache", "amx")
+    monkeypatch.setattr(build, "granted", lambda flags: flags)
+    isa, _, missed = best_library(tmp_path / "cache")
+    assert isa is AMX and missed == ""
 
 
 def test_flags_as_the_kernel_writes_them(tmp_path: Path) -> None:

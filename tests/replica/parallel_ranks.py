@@ -12,7 +12,9 @@ import torch
 
 from replica.contract.messages import EngineLimits, SamplingParams
 from replica.parallel.broadcast import LeadingRunner, rank_main
-from replica.parallel.group import GroupBroken, RankGroup, TensorParallel, join_store, open_store
+from replica.parallel.card import card
+from replica.parallel.group import RankGroup, TensorParallel, join_store, open_store
+from replica.parallel.step_channel import GroupBroken
 from replica.step import BlockCopy, Draw, Outcome, Row, RunnerLost, Step, StepResult
 
 DEADLINE_S = 2.5
@@ -169,7 +171,17 @@ def failing_to_load(rank: int, size: int, port: Any, results: Any) -> None:
         else:
             rank_main(group, make)
     except (GroupBroken, FileNotFoundError) as error:
-        results.put((rank, type(error).__name__))
+        results.put((rank, type(error).__name__, str(error)))
+
+
+def disagreeing(rank: int, size: int, port: Any, results: Any) -> None:
+    """Another file on rank 2: all are told, before anything is loaded."""
+    group = join(rank, size, port)
+    weights = "other" if rank == 2 else "same"
+    try:
+        group.agree(card(weights=weights, dtype=torch.float32, kernels="reference", num_blocks=1, block_size=16, max_model_len=16))
+    except GroupBroken as error:
+        results.put((rank, str(error)))
 
 
 class FailsAtHome(ShardedSum):

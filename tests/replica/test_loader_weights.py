@@ -24,6 +24,7 @@ from replica.models.loader_gguf import GgufSource
 from replica.models.loader_safetensors import SafetensorsSource
 from replica.models.model_config import shard_problem
 from replica.models.weight_source import Part, WeightSource
+from replica.parallel.card import RankCard
 from replica.parallel.group import SingleRank
 from replica.runner import ModelRunner
 from replica.step import Row, Step
@@ -46,6 +47,9 @@ class Rank:
         raise AssertionError("loading needs no collective")
 
     all_gather_last_dim = all_reduce
+
+    def agree(self, own: RankCard) -> None:
+        """The others are not there."""
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from replica.forward import TorchForward
 from replica.runner import ModelRunner
 from replica.step import BlockCopy, Draw, Row, Step
 from tests.replica.model_driver import Driver, greedy
+from tests.replica.thread_ranks import Rank, Ranks
 from tests.replica.tiny_families import FAMILIES, family_logits, write_family
 from tests.replica.tiny_gguf import gguf_of_checkpoint
 
@@ -97,33 +98,6 @@ def test_batched(family: Family) -> None:
     logits = family.runner.forward(Step(1, rows))
     for got, length in zip(logits, (5, 50, 33, 90, 1), strict=True):
         assert family.agrees(got, length), length
-
-
-class Ranks:
-    """The ranks of one replica as threads: a collective waits for all of them."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.parts: list[torch.Tensor] = [torch.empty(0)] * size
-        self.barrier = threading.Barrier(size, timeout=60)
-
-    def gather(self, rank: int, part: torch.Tensor) -> list[torch.Tensor]:
-        self.parts[rank] = part.clone()
-        self.barrier.wait()
-        parts = list(self.parts)
-        self.barrier.wait()
-        return parts
-
-
-class Rank:
-    def __init__(self, ranks: Ranks, rank: int) -> None:
-        self.ranks, self.rank, self.size = ranks, rank, ranks.size
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.copy_(torch.stack(self.ranks.gather(self.rank, tensor)).sum(0))
-
-    def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self.ranks.gather(self.rank, tensor), dim=-1)
 
 
 def on_ranks(directory: Path, size: int, work: Callable[[ModelRunner], torch.Tensor], **changes: Any) -> list[torch.Tensor]:

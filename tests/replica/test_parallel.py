@@ -55,9 +55,14 @@ def test_a_lost_rank_brings_the_others_down(target: str, errors: set[tuple[int, 
 
 def test_a_rank_that_cannot_load_is_heard_of() -> None:
     results = ranks.run(ranks.failing_to_load, 2, 2)
-    assert results == [(0, "GroupBroken"), (1, "FileNotFoundError")]
+    assert results == [(0, "GroupBroken", "rank 1: no shard"), (1, "FileNotFoundError", "no shard")]
+
+
+def test_other_weights_on_one_rank_are_refused_by_all() -> None:
+    said = "rank 2 differs from rank 0: weights 'other' (rank 0: 'same')"
+    assert ranks.run(ranks.disagreeing, 3, 3) == [(0, said), (1, said), (2, said)]
 
 
 def test_joining_has_a_deadline() -> None:
     results = ranks.run(ranks.incomplete, 2, 1)
-    assert "could not join" in results[0][1]
+    assert results == [(0, "rank 0 of 2 could not join within 2 s: rank(s) 1 have not come to 127.0.0.1 within 2 s")]

@@ -1,0 +1,148 @@
+"""What telling the other ranks a Step costs, and how many bytes: 64 decoding requests, two ranks, loopback.
+
+    python -m bench.step_broadcast [--ranks 2] [--requests 64] [--steps 2000]
+
+Each Step is timed from before it is encoded on rank 0 until it is decoded on rank 1, by the one monotonic clock of the machine; steps are
+2 ms apart, so that a rank sleeps when one comes, as it does in a replica. Beside it gloo's broadcast of the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from bench import result
+from bench.result import Result
+from replica.contract.messages import SamplingParams
+from replica.parallel.group import RankGroup, join_store, open_store
+from replica.parallel.step_codec import StepDecoder, StepEncoder, encode_stop
+from replica.step import Draw, Row, Step
+
+BOUND_US = 150.0
+BYTES_BOUND = 64.0
+BLOCK = 16
+CONTEXT = 1024  # tokens that each request has already
+APART_S = 0.002
+WARM_UP = 50
+Times = list[tuple[float, float]]  # (received, decoded) of every step, seconds
+
+
+def steps(count: int, requests: int) -> Iterator[Step]:
+    """Decodes at different places of their blocks, as in a running engine: a sixteenth of them takes a new block in each step."""
+    draw = Draw(SamplingParams(seed=1, max_tokens=8), 0, (), ())
+    blocks = [list(range(n * 1000, n * 1000 + (CONTEXT + n) // BLOCK + 1)) for n in range(requests)]
+    for step in range(count):
+        for n, pages in enumerate(blocks):
+            if (CONTEXT + n + step) // BLOCK >= len(pages):
+                pages.append(pages[-1] + 1)
+        yield Step(step, tuple(Row(n, (step % 50_000,), CONTEXT + n + step, pages, draw) for n, pages in enumerate(blocks)))
+
+
+def follow(rank: int, ranks: int, port: int, count: int, size: int, results: Connection) -> None:
+    torch.set_num_threads(1)
+    group = RankGroup(join_store("127.0.0.1", port, 60.0), rank=rank, size=ranks)
+    group.meet()
+    decoder, times = StepDecoder(), []
+    while True:
+        data = group.receive()
+        received_s = time.perf_counter()
+        if decoder.decode(data) is None:
+            break
+        times.append((received_s, time.perf_counter()))
+    buffer = torch.empty(size, dtype=torch.uint8)
+    gloo: list[float] = []
+    for _ in range(count):
+        dist.broadcast(buffer, src=0)
+        gloo.append(time.perf_counter())
+    results.send((times, gloo))
+    group.close()
+
+
+def lead(ranks: int, requests: int, count: int) -> tuple[list[float], list[float], Times, list[float], list[float], list[int]]:
+    """Per step: when it began, when it was encoded; what rank 1 noted; when each broadcast of gloo began and arrived; bytes."""
+    torch.set_num_threads(1)
+    store = open_store("127.0.0.1", 60.0)
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(1, ranks)]
+    size = len(StepEncoder(BLOCK).encode(next(steps(1, requests))))
+    followers = [
+        context.Process(target=follow, args=(rank, ranks, store.port, count, size, pipes[rank - 1][1]), daemon=True)
+        for rank in range(1, ranks)
+    ]
+    for follower in followers:
+        follower.start()
+    group = RankGroup(store, rank=0, size=ranks)
+    group.meet()
+    encoder, began, encoded, sizes = StepEncoder(BLOCK), [], [], []
+    for step in steps(count, requests):
+        time.sleep(APART_S)
+        began.append(time.perf_counter())
+        data = encoder.encode(step)
+        encoded.append(time.perf_counter())
+        group.send(data)
+        sizes.append(len(data))
+    group.send(encode_stop())
+    gloo_began = []
+    buffer = torch.zeros(size, dtype=torch.uint8)
+    for _ in range(count):
+        time.sleep(APART_S)
+        gloo_began.append(time.perf_counter())
+        dist.broadcast(buffer, src=0)
+    times, gloo_arrived = [pipe.recv() for pipe, _ in pipes][-1]  # the last one served
+    group.close()
+    for follower in followers:
+        follower.join()
+    return began, encoded, times, gloo_began, gloo_arrived, sizes
+
+
+def report(ranks: int, requests: int, count: int) -> Result:
+    began, encoded, times, gloo_began, gloo_arrived, sizes = lead(ranks, requests, count)
+    whole = _us(began, [decoded for _, decoded in times])
+    gloo = _us(gloo_began, gloo_arrived)
+    decoding = sizes[WARM_UP:]  # the first carries every page
+    return Result(
+        "step-broadcast",
+        {"ranks": str(ranks), "requests": str(requests), "steps": str(count), "context_tokens": str(CONTEXT)},
+        metrics=(
+            result.at_most("step_p50", statistics.median(whole), BOUND_US, "us"),
+            result.plain("step_p90", _quantile(whole, 0.9), "us"),
+            result.plain("encode_p50", statistics.median(_us(began, encoded)), "us"),
+            result.plain("transfer_p50", statistics.median(_us(encoded, [received for received, _ in times])), "us"),
+            result.plain(
+                "decode_p50", statistics.median(_us([received for received, _ in times], [decoded for _, decoded in times])), "us"
+            ),
+            result.plain("gloo_transfer_p50", statistics.median(gloo), "us"),
+            result.at_most("bytes_per_request", max(decoding) / requests, BYTES_BOUND, "bytes"),
+            result.plain("step_bytes_p50", statistics.median(decoding), "bytes"),
+        ),
+    )
+
+
+def _us(begin: Sequence[float], end: Sequence[float]) -> list[float]:
+    return [1e6 * (b - a) for a, b in zip(begin, end, strict=True)][WARM_UP:]
+
+
+def _quantile(values: Sequence[float], q: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=2000)
+    options = parser.parse_args()
+    found = report(options.ranks, options.requests, max(options.steps, 2 * WARM_UP))
+    result.show(found)
+    return 0 if found.holds else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

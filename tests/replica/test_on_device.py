@@ -1,0 +1,225 @@
+"""The GPU runner on a stand-in for the device: everything but the device's own calls. `make gpu` runs it on a real one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.ops import REFERENCE
+from replica import graphed_forward
+from replica.config import EngineConfig
+from replica.contract.model_error import ModelError
+from replica.contract.model_files import resolve
+from replica.device import CudaDevice
+from replica.graphed_forward import GraphedForward, Staging, bucket_sizes
+from replica.held_on_device import OnDevice, hold_on_device, measure, num_blocks
+from replica.memory_profile import Profile, pool_bytes
+from replica.models.config import read_model_config
+from replica.models.loader import Placement, load_model, open_source
+from replica.parallel.all_reduce import AllReduceError, SizedAllReduce, SizeTable
+from replica.parallel.group import SingleRank
+from replica.runner import ModelRunner
+from tests.replica.host_device import HostDevice
+from tests.replica.model_driver import Driver, greedy
+from tests.replica.thread_ranks import lead
+from tests.replica.tiny_families import write_family
+from tests.replica.tiny_llama import write_tiny_llama
+
+PROMPTS = [[(7 * i * i + 3 * i) % 130 + 1 for i in range(length)] for length in (40, 17, 1)]
+
+
+def config_of(directory: Path, **changes: Any) -> EngineConfig:
+    fields = {"dtype": "float32", "num_gpu_blocks_override": 64, "num_threads": 1, "max_num_seqs": 6, **changes}
+    return EngineConfig(model=str(directory), **fields)
+
+
+def place_of(config: EngineConfig, device: Any, tp: Any = None) -> OnDevice:
+    files = resolve(config.model)
+    return OnDevice(config, read_model_config(files), device, REFERENCE, torch.float32, tp or SingleRank())
+
+
+def on_device(config: EngineConfig, device: Any, tp: Any = None) -> ModelRunner:
+    """A runner whose forward pass is the accelerator's."""
+    runner = ModelRunner(config, tp=tp)
+    forward, size = hold_on_device(place_of(config, device, tp), resolve(config.model))
+    runner._held = dataclasses.replace(runner._held, forward=forward, pool=forward.pool, size=size)
+    runner._pool = forward.pool
+    return runner
+
+
+def answers(runner: Any) -> list[list[int]]:
+    """Three requests that come and go: chunks, decodes of three rows, then of two and of one."""
+    driver = Driver(runner, shuffle=3)
+    return driver.run([driver.add(prompt, greedy(tokens)) for prompt, tokens in zip(PROMPTS, (24, 9, 15), strict=True)], chunk=11)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3"])  # with a window: two plans a step; with norms of heads
+def test_replayed_steps_say_what_computed_ones_say(tmp_path: Path, family: str) -> None:
+    config = config_of(write_family(tmp_path, family))
+    device = HostDevice()
+    runner = on_device(config, device)
+    forward = runner._held.forward
+    assert isinstance(forward, GraphedForward)
+    assert forward.recorded == device.captures == len(bucket_sizes(6)) == 4
+    assert answers(runner) == answers(ModelRunner(config))
+    assert forward.replays > 10
+
+
+def test_a_replay_on_old_inputs_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a plan that is not copied into the recorded one gives other answers."""
+    config = config_of(write_tiny_llama(tmp_path))
+    monkeypatch.setattr(graphed_forward, "_overwrite", lambda target, source: None)
+    assert answers(on_device(config, HostDevice())) != answers(ModelRunner(config))
+
+
+def test_two_ranks_record_and_replay_the_same(tmp_path: Path) -> None:
+    directory = write_family(tmp_path, "llama")
+    devices = {0: HostDevice(), 1: HostDevice()}
+    config = config_of(directory, tensor_parallel_size=2)
+    shared = lead(2, lambda tp: on_device(config, devices[tp.rank], tp), answers)
+    assert shared == answers(ModelRunner(config_of(directory)))
+    assert devices[0].captures == devices[1].captures > 0
+
+
+def test_records_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed_forward, "GRAPHS_MAX", 1)
+    config = config_of(write_tiny_llama(tmp_path))
+    runner = on_device(config, HostDevice())
+    assert answers(runner) == answers(ModelRunner(config))
+    assert runner._held.forward.recorded == 1  # type: ignore[attr-defined]
+
+
+def test_pages_of_requests_are_never_those_of_rows_that_pad(tmp_path: Path) -> None:
+    config = config_of(write_tiny_llama(tmp_path))
+    runner = on_device(config, HostDevice())
+    assert runner._pool.shape[1] == 65 and runner.limits.num_blocks == 64
+    runner._pool[:, :64] = float("nan")  # whoever reads or writes there is seen
+    forward = runner._held.forward
+    assert isinstance(forward, GraphedForward)
+    forward.warm()
+    assert bool(runner._pool[:, :64].isnan().all()) and bool(runner._pool[:, 64].isfinite().all())
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    lengths: torch.Tensor
+    splits: int
+    page_limit: int = dataclasses.field(metadata={graphed_forward.HOST_ONLY: True})
+
+
+def test_plans_stand_for_each_other_when_only_contents_differ() -> None:
+    shape = graphed_forward._shape
+    plan = Plan(torch.zeros(4), 2, 7)
+    assert shape(plan) == shape(Plan(torch.ones(4), 2, 900))
+    assert shape(plan) != shape(Plan(torch.zeros(5), 2, 7))
+    assert shape(plan) != shape(Plan(torch.zeros(4, dtype=torch.int32), 2, 7))
+    assert shape(plan) != shape(Plan(torch.zeros(4), 3, 7))
+    with pytest.raises(TypeError, match="a plan holds a host array"):
+        shape((plan, np.zeros(3)))
+
+
+def test_buckets_reach_the_most_rows_and_no_further() -> None:
+    assert bucket_sizes(1) == (1,)
+    assert bucket_sizes(6) == (1, 2, 4, 6)
+    assert bucket_sizes(64) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+    assert bucket_sizes(1000)[-1] == 256
+
+
+def test_a_staging_buffer_is_reused_when_its_copy_has_been_read() -> None:
+    device = HostDevice()
+    staging = Staging(device, 8)
+    for step in range(4):
+        ids, positions = staging.stage(np.arange(5) + step, np.arange(5) * step)
+        assert ids.tolist() == [step, 1 + step, 2 + step, 3 + step, 4 + step] and positions.tolist() == [
+            0,
+            step,
+            2 * step,
+            3 * step,
+            4 * step,
+        ]
+        assert ids.data_ptr() == staging.token_ids.data_ptr()
+    assert device.waits == 2  # two buffers in turn: the third and fourth step
+    with pytest.raises(ValueError, match="9 tokens exceeds the staging of 8"):
+        staging.stage(np.arange(9), np.arange(9))
+
+
+def test_the_pool_is_what_the_largest_step_leaves() -> None:
+    profile = Profile(total=1000, weights=400, activations=100, elsewhere=50, graphs=30)
+    assert pool_bytes(profile, 0.9) == 320
+    with pytest.raises(ModelError, match=r"gpu_memory_utilization 0\.5 of 1000 bytes leaves no room .*weights 400, largest step 100"):
+        pool_bytes(profile, 0.5)
+
+
+def test_the_profile_counts_weights_activations_and_others(tmp_path: Path) -> None:
+    config = config_of(write_tiny_llama(tmp_path), num_gpu_blocks_override=None, max_num_batched_tokens=64, gpu_memory_utilization=0.8)
+    pool = 4 * 3 * 2 * 3 * 16 * 8 * 4  # four pages for the step that is tried
+    device = HostDevice(total=100_000_000, free=60_000_000, held=10_000_000 + pool, peak=15_000_000 + pool)
+    place = place_of(config, device)
+    source = open_source(resolve(config.model), place.model)
+    model = load_model(place.model, source, Placement(torch.float32, device.torch_device, place.tp, REFERENCE, 512))
+    found = measure(place, model)
+    assert (found.weights, found.activations, found.elsewhere) == (10_000_000, 5_000_000, 100_000_000 - 60_000_000 - 10_000_000 - pool)
+    left = 80_000_000 - found.weights - found.activations - found.elsewhere - found.graphs
+    assert num_blocks(place, model) == left // place.rank_block_bytes - 1
+    explicit = dataclasses.replace(place, config=config.model_copy(update={"kv_cache_memory_bytes": 10 * place.rank_block_bytes}))
+    assert num_blocks(explicit, model) == 10
+
+
+class SymmetricMemory:
+    """Torch's operators for a group of one: sums are the tensors themselves; remembers which were asked for."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def empty(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def rendezvous(self, buffer: torch.Tensor, group: str) -> None:
+        self.called.append(f"rendezvous {group} {buffer.numel()}")
+
+    def one_shot_all_reduce(self, tensor: torch.Tensor, reduce: str, group: str) -> torch.Tensor:
+        self.called.append(f"one_shot {reduce}")
+        return tensor + 1
+
+    def two_shot_all_reduce_(self, tensor: torch.Tensor, reduce: str, group: str) -> None:
+        self.called.append(f"two_shot {reduce}")
+        tensor += 2
+
+
+def test_the_all_reduce_goes_by_size() -> None:
+    memory = SymmetricMemory()
+    nccl: list[int] = []
+    table = SizeTable.parse("one_shot:64,two_shot:256")
+    reduce = SizedAllReduce(table, lambda tensor: nccl.append(tensor.numel()), "0", torch.device("cpu"), memory, memory)
+    for size, expected in ((16, 1.0), (17, 2.0), (64, 2.0), (65, 0.0)):
+        tensor = torch.zeros(1, size)
+        assert reduce(tensor) is tensor
+        assert tensor.tolist() == [[expected] * size]
+    assert memory.called == ["rendezvous 0 256", "one_shot sum", "two_shot sum", "two_shot sum"]
+    assert nccl == [65]
+    assert SizeTable.parse("").method(1) == SizeTable.parse("nccl").method(1 << 30) == "nccl"
+
+
+@pytest.mark.parametrize("text", ["three_shot:5", "one_shot", "one_shot:x", "one_shot:64,two_shot:64", "one_shot:0"])
+def test_a_table_that_says_nothing_is_refused(text: str) -> None:
+    with pytest.raises(AllReduceError, match="is not one of one_shot, two_shot, multimem with a size in bytes"):
+        SizeTable.parse(text)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_real_device_graphs_say_what_the_cpu_says(tmp_path: Path) -> None:
+    directory = write_family(tmp_path, "qwen3")
+    config = config_of(directory, num_gpu_blocks_override=None, gpu_memory_utilization=0.3)
+    runner = ModelRunner(config)
+    forward = runner._held.forward
+    assert isinstance(forward, GraphedForward) and isinstance(forward._device, CudaDevice)
+    assert runner.limits.num_blocks > 64
+    alone = answers(ModelRunner(config_of(directory, device="cpu")))
+    assert answers(runner) == alone
+    assert forward.replays > 10
