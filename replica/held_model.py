@@ -26,7 +26,7 @@ from replica.models.gguf_groups import held_as
 from replica.models.loader import Placement, load_model, open_source, rotary_table
 from replica.models.loader_cpu import CpuPlacement, load_decoder
 from replica.models.model_config import ModelConfig, shard_problem
-from replica.models.packed_cache import packed_cache
+from replica.models.packed_cache import PackedCache, packed_cache
 from replica.models.tensors import check_tensors
 from replica.parallel.card import card
 from replica.parallel.group import TensorParallel
@@ -96,6 +96,7 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     source = open_source(files, model_config)
     forward: Forward
     kept = ""
+    cache: PackedCache | None = None
     try:
         if choice.library is not None:
             rope = rotary_table(model_config, source, size.max_model_len, device)
@@ -112,6 +113,8 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
         raise ModelError(str(error) or "the weights do not fit into memory") from error
     finally:
         source.close()
+        if cache is not None:
+            cache.close()
     stages.ended("weights")
     held = held_as(source.kinds(), config.quantization)
     reason = "; ".join(filter(None, (choice.reason, f"weights {held}" if held else "", kept)))

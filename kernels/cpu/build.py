@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import os
 import shutil
@@ -11,6 +10,8 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from kernels.cpu.lock import lock_file
 
 SOURCES = ("step.cpp", "amx.h", "attention.h", "matrix.h", "simd.h", "team.h")
 COMPILE_TIMEOUT_S = 300.0  # ten seconds of work, on a machine that has other things to do too
@@ -114,8 +115,7 @@ def library_path(isa: Isa, cache: Path, *, extra: tuple[str, ...] = (), compiler
         raise CannotBuild(f"no {compiler} on PATH (install it once: the step is compiled on first use)")
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with (cache / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock_file(cache / ".lock", 2 * COMPILE_TIMEOUT_S):
             if not target.is_file():
                 _compile([program, *options, str(sources / SOURCES[0])], target)
     except OSError as error:

@@ -39,6 +39,20 @@ class PackedMatrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """What a matrix is expected to be."""
+
+    kinds: tuple[Kind, ...]  # one of them
+    rows: int
+    columns: int
+    has_bias: bool = False
+
+    def fits(self, one: PackedMatrix) -> bool:
+        sizes = (one.rows, one.columns, one.bias is not None)
+        return one.kind in self.kinds and sizes == (self.rows, self.columns, self.has_bias)
+
+
+@dataclass(frozen=True, slots=True)
 class Groups:
     """A quantised matrix before packing: w = d · q + m for q8 (q -127 … 127, m = 0) and q4 (q 0 … 15)."""
 
@@ -86,6 +100,22 @@ def pack_groups(groups: Groups, bias: Tensor | None = None) -> PackedMatrix:
     nibbles = quads[:, :, 0::2] | (quads[:, :, 1::2] << 4)
     scales = torch.stack((d, _panels(groups.m)), dim=2).contiguous()
     return PackedMatrix(Kind.Q4, rows, count * GROUP, nibbles.contiguous(), scales, _bias(bias, d.shape[0] * PANEL))
+
+
+def is_whole(matrix: PackedMatrix) -> bool:
+    """Whether its parts have the dtypes and shapes that go with its kind and sizes: the step is told no others."""
+    if matrix.rows < 1 or matrix.columns < 1 or matrix.columns % GROUP:
+        return False
+    padded = matrix.rows + -matrix.rows % PAIR
+    panels, groups = padded // PANEL, matrix.columns // GROUP
+    weights, scales = {
+        Kind.BF16: ((torch.bfloat16, (panels, matrix.columns // 2, PANEL, 2)), None),
+        Kind.Q8: ((torch.uint8, (panels, groups, GROUP // 4, PANEL, 4)), (torch.float16, (panels, groups, PANEL))),
+        Kind.Q4: ((torch.uint8, (panels, groups, GROUP // 8, PANEL, 4)), (torch.float16, (panels, groups, 2, PANEL))),
+    }[matrix.kind]
+    bias = None if matrix.bias is None else (torch.float32, (padded,))
+    parts = (matrix.weights, matrix.scales, matrix.bias)
+    return tuple(None if part is None else (part.dtype, tuple(part.shape)) for part in parts) == (weights, scales, bias)
 
 
 def by_turns(gate: Tensor, up: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +11,15 @@ from torch import Tensor
 
 from kernels.batch import CacheLayout
 from kernels.cpu.decoder import Decoder, DecoderLayer, DecoderModel
-from kernels.cpu.packed import Groups, PackedMatrix, by_turns, dequantise, pack_bf16, pack_groups, quantise_q4, quantise_q8
+from kernels.cpu.packed import Form, Groups, Kind, PackedMatrix, by_turns, dequantise, pack_bf16, pack_groups, quantise_q4, quantise_q8
 from replica.config import Quantization
 from replica.models.model_config import ModelConfig
 from replica.models.packed_cache import PackedCache
 from replica.models.rope import RotaryTable
 from replica.models.tensors import EMBEDDING, HEAD, NORM
 from replica.models.weight_source import WeightSource
+
+_KINDS: Mapping[Quantization | None, Kind] = {None: Kind.BF16, "w8a8": Kind.Q8, "w4a8": Kind.Q4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +81,32 @@ class _Reader:
 
     def matrix(self, *stems: str, bias: bool) -> PackedMatrix:
         """Several matrices, one below the other."""
-        return self._kept(stems[0], lambda: self._packed(stems, torch.cat, bias))
+        return self._kept(stems, bias, lambda: self._packed(stems, torch.cat, bias))
 
     def gated(self, *stems: str, bias: bool) -> PackedMatrix:
         """Two matrices, their rows by turns."""
-        return self._kept(stems[0], lambda: self._packed(stems, lambda parts: by_turns(*parts), bias))
+        return self._kept(stems, bias, lambda: self._packed(stems, lambda parts: by_turns(*parts), bias))
 
     def vocabulary(self, stem: str) -> PackedMatrix:
         """Embedding and head: with four bits a logit suffers most here, so these keep eight."""
         name = f"{stem}.weight"
         if self._quantization is None:
-            return self._kept(stem, lambda: pack_bf16(self._source.read(name).bfloat16()))
-        return self._kept(stem, lambda: pack_groups(self._source.groups(name) or quantise_q8(self._source.read(name))))
+            return self._kept([stem], False, lambda: pack_bf16(self._source.read(name).bfloat16()))
+        quantised = (Kind.Q8, Kind.Q4)  # whichever the file has
+        return self._kept([stem], False, lambda: pack_groups(self._source.groups(name) or quantise_q8(self._source.read(name))), quantised)
 
     def vector(self, name: str) -> Tensor:
         """Rounded to bfloat16, as in every dtype that is served beside float32."""
         return self._source.read(name).bfloat16().float().contiguous()
 
-    def _kept(self, name: str, make: Callable[[], PackedMatrix]) -> PackedMatrix:
-        return make() if self._cache is None else self._cache.get(name, make)
+    def _kept(
+        self, stems: Sequence[str], bias: bool, make: Callable[[], PackedMatrix], kinds: tuple[Kind, ...] | None = None
+    ) -> PackedMatrix:
+        if self._cache is None:
+            return make()
+        shapes = [self._source.shape(f"{stem}.weight") for stem in stems]
+        form = Form(kinds or (_KINDS[self._quantization],), sum(shape[0] for shape in shapes), shapes[0][1], bias)
+        return self._cache.get(stems[0], form, make)
 
     def _packed(self, stems: Sequence[str], join: Callable[[list[Tensor]], Tensor], has_bias: bool) -> PackedMatrix:
         names = [f"{stem}.weight" for stem in stems]

@@ -12,6 +12,7 @@ import pytest
 
 from kernels.cpu import build
 from kernels.cpu.build import ISAS, CannotBuild, best_library, cache_directory, cpu_flags, granted, library_path, usable_isas
+from kernels.cpu.lock import lock_file
 
 AMX, AVX512, AVX2 = ISAS
 A_COMPILER = '#!/bin/sh\necho "$@" >> "$(dirname "$0")/calls"\nfor last; do :; done\necho library > "$last"\n'
@@ -118,6 +119,13 @@ def test_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.1)
     with pytest.raises(CannotBuild, match=r"longer than 0.1 s"):
         library_path(AVX2, tmp_path / "cache", compiler=compiler_of(tmp_path, "#!/bin/sh\nexec sleep 20\n"))
+
+
+def test_a_compiler_of_another_process_that_is_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = compiler_of(tmp_path, A_COMPILER)
+    monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.1)
+    with lock_file(tmp_path / ".lock", 0), pytest.raises(CannotBuild, match=r"another process has kept .* locked for 0\.2 s"):
+        library_path(AVX2, tmp_path, compiler=compiler)
 
 
 def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
