@@ -31,6 +31,7 @@ BLOCK = 16
 CONTEXT = 1024  # tokens that each request has already
 APART_S = 0.002
 WARM_UP = 50
+SECRET = b"of this measurement"
 Times = list[tuple[float, float]]  # (received, decoded) of every step, seconds
 
 
@@ -47,7 +48,7 @@ def steps(count: int, requests: int) -> Iterator[Step]:
 
 def follow(rank: int, ranks: int, port: int, count: int, size: int, results: Connection) -> None:
     torch.set_num_threads(1)
-    group = RankGroup(join_store("127.0.0.1", port, 60.0), rank=rank, size=ranks)
+    group = RankGroup(join_store("127.0.0.1", port, 60.0), rank=rank, size=ranks, secret=SECRET)
     group.meet()
     decoder, times = StepDecoder(), []
     while True:
@@ -78,7 +79,7 @@ def lead(ranks: int, requests: int, count: int) -> tuple[list[float], list[float
     ]
     for follower in followers:
         follower.start()
-    group = RankGroup(store, rank=0, size=ranks)
+    group = RankGroup(store, rank=0, size=ranks, secret=SECRET)
     group.meet()
     encoder, began, encoded, sizes = StepEncoder(BLOCK), [], [], []
     for step in steps(count, requests):

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from cluster import placement
+from cluster import local_ray, placement, stages
 from cluster.config import Config
 from cluster.environment import SPARE_PORT, haproxy_sockets
 from cluster.haproxy_state import first_choice_is_up
@@ -41,12 +41,21 @@ def deploy(config: Config, *, haproxy: bool) -> None:
 
 
 def check_placement(config: Config) -> None:
-    """Raises StartError where the nodes there are cannot hold the ranks: Ray would wait for others without a word."""
+    """Raises StartError where the nodes there are cannot hold the ranks: Ray would wait for others without a word.
+
+    A cluster that is joined may gain nodes meanwhile: there it is a warning.
+    """
     import ray
 
-    problem = placement.problem(config, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-    if problem:
-        raise StartError(problem)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    contradiction = placement.contradiction(config, sum(node.get("GPU", 0.0) for node in nodes))
+    if contradiction:
+        raise StartError(contradiction)
+    shortage = placement.shortage(config, nodes)
+    if shortage and local_ray.joined_address(config) is None:
+        raise StartError(shortage)
+    if shortage:
+        stages.error(f"warning: {shortage}; Ray waits until nodes with that room have joined")
 
 
 def wait_running(config: Config, on_progress: Callable[[int], None]) -> None:

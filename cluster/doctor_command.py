@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from cluster import deployment, local_ray, placement, processes, stages
 from cluster.config import Config
 from cluster.guardian import Guardian
 from cluster.preflight import StartError
-from cluster.rank_actors import JOIN_TIMEOUT_S, create
+from cluster.rank_actors import JOIN_TIMEOUT_S, SECRET_BYTES, create, last_line
 from cluster.rank_check import CheckedRank, RankReport
 from cluster.run_directory import RunDirectory
 
@@ -62,7 +63,8 @@ def _ask(config: Config) -> tuple[list[RankReport], list[str]]:
                 port = ray.get(actors[0].open.remote(host), timeout=_PLACED_TIMEOUT_S)
             except Exception as error:
                 return [], [f"rank 0: {_last_line(error)}"]
-            checks = [actor.check.remote(config.engine, rank, host, port) for rank, actor in enumerate(actors)]
+            secret = secrets.token_bytes(SECRET_BYTES)
+            checks = [actor.check.remote(config.engine, rank, host, port, secret) for rank, actor in enumerate(actors)]
             return _collect(checks)
         finally:
             for actor in actors:
@@ -110,9 +112,11 @@ def _ray(config: Config) -> Iterator[None]:
     """The cluster that `rantang serve` would use, or one of our own that leaves nothing behind."""
     address = local_ray.joined_address(config)
     if address is not None:
-        local_ray.join(config, address)
-        yield
-        local_ray.stop()
+        try:
+            local_ray.join(config, address)
+            yield
+        finally:
+            local_ray.stop()
         return
     directory, guardian = RunDirectory.create(), Guardian()
     try:
@@ -129,6 +133,6 @@ def _ray(config: Config) -> Iterator[None]:
 
 
 def _last_line(error: Exception) -> str:
-    line = (str(error).strip() or type(error).__name__).splitlines()[-1]
+    line = last_line(error)
     kind, separator, said = line.partition(": ")
     return said if separator and "." in kind and " " not in kind else line

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from cluster.config import Config
 
 Resources = Mapping[str, float]
+_ROUNDING = 1e-9  # 0.3 / 0.1 is 2.9999999999999996, and Ray counts in ten-thousandths
 
 
 def of_rank(config: Config, cluster_gpus: float) -> dict[str, float]:
@@ -24,17 +25,20 @@ def bundles(config: Config, cluster_gpus: float) -> list[dict[str, float]] | Non
     return [dict(each) for _ in range(config.engine.tensor_parallel_size)] if each and config.engine.tensor_parallel_size > 1 else None
 
 
-def problem(config: Config, nodes: Sequence[Resources]) -> str:
+def contradiction(config: Config, cluster_gpus: float) -> str:
+    """A strategy that no node however large makes sense of, in one line; '' without."""
+    if config.engine.tensor_parallel_size == 1 or config.serve.placement_strategy != "SPREAD" or of_rank(config, cluster_gpus):
+        return ""
+    return "placement_strategy SPREAD takes effect with replica_cpus or replica_gpus above 0: Ray places what reserves something"
+
+
+def shortage(config: Config, nodes: Sequence[Resources]) -> str:
     """Why these nodes cannot hold all ranks, in one line; '' when they can."""
     size, strategy = config.engine.tensor_parallel_size, config.serve.placement_strategy
     each = of_rank(config, sum(node.get("GPU", 0.0) for node in nodes))
     if not each:
-        return (
-            f"placement_strategy {strategy} takes effect with replica_cpus or replica_gpus above 0: Ray places what reserves something"
-            if size > 1 and strategy == "SPREAD"
-            else ""
-        )
-    seats = [int(min(node.get(name, 0.0) // amount for name, amount in each.items())) for node in nodes]
+        return ""
+    seats = [int(min(node.get(name, 0.0) / amount + _ROUNDING for name, amount in each.items())) for node in nodes]
     takes = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
     on = f"{strategy} on nodes with room for {', '.join(map(str, seats)) or 'none'}"
     if strategy == "STRICT_PACK" and size > 1:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from replica.config import EngineConfig
 if TYPE_CHECKING:
     from replica.parallel.group import RankGroup
 
-JOIN_TIMEOUT_S = 60.0
+JOIN_TIMEOUT_S = 60.0  # once every rank's process runs
 _POLL_S = 0.2
 _WHY_TIMEOUT_S = 2.0  # a rank that ended tells why this soon
 # How often libgomp's waiting threads look before they sleep. Its own 300,000 gain nothing (decision 1) and make a step twenty
@@ -34,6 +35,7 @@ SPIN_COUNT = "20000"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _PR_SET_PDEATHSIG = 1
+SECRET_BYTES = 32
 
 
 class RankError(Exception):
@@ -64,13 +66,21 @@ def limit_threads(threads: int) -> None:
 
 def die_with_parent() -> None:
     """SIGKILL when the process above, a raylet, is gone: a rank that is frozen then could not notice by itself."""
+    parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it went before the kernel was asked
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def last_line(error: BaseException) -> str:
+    """What an error says at its end, where Ray puts the cause; its class if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 class RankWorker:
     """One rank above 0. `run` is its whole life and blocks; `beat` answers meanwhile, on another thread."""
 
-    def run(self, config: EngineConfig, rank: int, host: str, port: int) -> int:
+    def run(self, config: EngineConfig, rank: int, host: str, port: int, secret: bytes) -> int:
         """Join, hold this rank's part of the model, carry out Steps until the replica stops; returns how many."""
         die_with_parent()
         yield_to_others()
@@ -78,7 +88,7 @@ class RankWorker:
         from replica.parallel.broadcast import rank_main
         from replica.runner import ModelRunner
 
-        group = join_group(config, rank, host, port)
+        group = join_group(config, rank, host, port, secret)
         return rank_main(group, lambda tensor_parallel: ModelRunner(config, tp=tensor_parallel))
 
     def beat(self) -> Whereabouts:
@@ -98,11 +108,12 @@ class RankActors:
         """Start ranks 1 … and join them as rank 0. Raises RankError when one ends before all have joined, or some do not come."""
         from replica.parallel.group import open_store
 
-        store = open_store(host, JOIN_TIMEOUT_S)
+        store, secret = open_store(host, JOIN_TIMEOUT_S), secrets.token_bytes(SECRET_BYTES)
         actors = [_create(config, rank, replica_id) for rank in range(1, config.tensor_parallel_size)]
-        lives = [actor.run.remote(config, rank, host, store.port) for rank, actor in enumerate(actors, start=1)]
+        await _all_run(actors)
+        lives = [actor.run.remote(config, rank, host, store.port, secret) for rank, actor in enumerate(actors, start=1)]
         ranks = cls(actors, lives)
-        joining = asyncio.create_task(asyncio.to_thread(join_group, config, 0, host, 0, store))
+        joining = asyncio.create_task(asyncio.to_thread(join_group, config, 0, host, 0, secret, store))
         while not joining.done():
             await asyncio.wait([joining], timeout=_POLL_S)
             if not joining.done():
@@ -121,7 +132,7 @@ class RankActors:
         try:
             ray.get(ended[0])
         except Exception as error:
-            raise RankError(f"rank {rank} failed: {str(error).strip().splitlines()[-1]}") from None
+            raise RankError(f"rank {rank} failed: {last_line(error)}") from None
         raise RankError(f"rank {rank} has stopped")
 
     async def why(self, error: Exception) -> RankError:
@@ -151,7 +162,16 @@ class RankActors:
         self.actors = []
 
 
-def join_group(config: EngineConfig, rank: int, host: str, port: int, store: Any = None) -> RankGroup:
+async def _all_run(actors: list[Any]) -> None:
+    """Until Ray has placed and started every rank; how long that may take is the start's own limit. Raises RankError."""
+    for rank, actor in enumerate(actors, start=1):
+        try:
+            await actor.beat.remote()
+        except Exception as error:
+            raise RankError(f"rank {rank} failed: {last_line(error)}") from None
+
+
+def join_group(config: EngineConfig, rank: int, host: str, port: int, secret: bytes, store: Any = None) -> RankGroup:
     """This rank's membership; `host` and `port` are rank 0's store, which rank 0 itself gives. Blocks. Raises GroupBroken."""
     from kernels.ops import KernelError, choose_device
     from replica.parallel.group import RankGroup, join_store
@@ -169,6 +189,7 @@ def join_group(config: EngineConfig, rank: int, host: str, port: int, store: Any
         store if store is not None else join_store(host, port, JOIN_TIMEOUT_S),
         rank=rank,
         size=config.tensor_parallel_size,
+        secret=secret,
         host=host if rank == 0 else own,
         backend="nccl" if device.type == "cuda" else "gloo",
         join_timeout_s=JOIN_TIMEOUT_S,

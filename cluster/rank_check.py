@@ -62,7 +62,7 @@ class CheckedRank:
 
         return str(ray.util.get_node_ip_address())
 
-    def check(self, config: EngineConfig, rank: int, host: str, port: int) -> RankReport:
+    def check(self, config: EngineConfig, rank: int, host: str, port: int, secret: bytes) -> RankReport:
         """Raises what keeps this rank from joining or adding up, in one line."""
         die_with_parent()
         limit_threads(1)
@@ -73,7 +73,7 @@ class CheckedRank:
         from kernels.ops import choose_device
         from replica.parallel.interface import GLOO, NCCL
 
-        group = join_group(config, rank, host, port, self._store)
+        group = join_group(config, rank, host, port, secret, self._store)
         try:
             device = choose_device(rank, config.device)
             backend = "nccl" if device.type == "cuda" else "gloo"

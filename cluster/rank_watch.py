@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.rank_actors import RankActors, RankError
+from cluster.rank_actors import RankActors, RankError, last_line
 
 BEAT_S = 0.2
-SILENCE_S = 1.2  # a rank answers from a thread that computes nothing: longer silences are a frozen process or a lost node
+SILENCE_S = 5.0  # a rank answers from a thread that computes nothing, but a busy machine holds that up too; streams do not wait for it
 SILENCE_LOADING_S = 15.0  # while weights are read, a thread may hold the interpreter for long
 
 
@@ -62,7 +62,7 @@ class RankWatch:
         if pending is None or pending.done():
             if pending is not None:
                 if pending.exception() is not None:
-                    raise RankError(f"rank {rank} is gone: {str(pending.exception()).strip().splitlines()[0]}")
+                    raise RankError(f"rank {rank} is gone: {last_line(pending.exception())}")
                 self._ranks.whereabouts[rank] = pending.result()
             asked[rank - 1] = self._ranks.actors[rank - 1].beat.remote().future()
             return True

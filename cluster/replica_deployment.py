@@ -15,7 +15,7 @@ from ray import serve
 from cluster import membership, telemetry
 from cluster.config import Config
 from cluster.cores import threads_per_replica, usable_cores, yield_to_others
-from cluster.rank_actors import RankActors, RankError, die_with_parent, limit_threads
+from cluster.rank_actors import RankActors, RankError, die_with_parent, last_line, limit_threads
 from cluster.rank_watch import SILENCE_S, RankWatch
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from replica.parallel.group import RankGroup
 
 EXIT_GROUP_LOST = 70
-LATE_S = 3.0  # routers move a stalled replica's streams at once; it is given up when it has been stalled for this long
+LATE_S = 9.0  # routers move a stalled replica's streams at once; the first step of a kind, compiled or recorded, may stall for this long
 
 
 class Replica:
@@ -81,7 +81,7 @@ class Replica:
         except RunnerLost as error:
             raise await self._ranks.why(error) from None
         self._watch.silence_s, self._watch.engine_fault = SILENCE_S, self._engine_fault
-        self._lost.add_done_callback(lambda lost: lost.cancelled() or self._give_up(lost.result()))
+        self._lost.add_done_callback(self._watch_over)
 
     def _engine_fault(self) -> str:
         """Why it will not go on: its thread is over, or it has stalled for so long that no busy machine explains it."""
@@ -94,6 +94,13 @@ class Replica:
             return str(error) if time.monotonic() - self._stalled_since_s > LATE_S else ""
         self._stalled_since_s = None
         return ""
+
+    def _watch_over(self, lost: asyncio.Task[str]) -> None:
+        """The watch has ended: a rank is lost, or nobody would see that one is."""
+        if lost.cancelled():
+            return
+        error = lost.exception()
+        self._give_up(lost.result() if error is None else f"the watch over the ranks failed: {last_line(error)}")
 
     def _give_up(self, reason: str) -> NoReturn:
         """The group is lost: nothing can be drained or closed that would not wait for it."""
@@ -108,8 +115,11 @@ class Replica:
         return membership.publish(host, port)
 
     def check_health(self) -> None:
-        """Raises when the engine makes no progress with work pending: Serve replaces the replica."""
-        self._server.check_health()
+        """Raises when the engine makes no progress with work pending: Serve replaces the replica. Of several ranks, when all are lost."""
+        if self._ranks is None:
+            self._server.check_health()
+        elif reason := self._engine_fault():
+            raise RankError(reason)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._server.stats().items() if isinstance(value, int | float)}

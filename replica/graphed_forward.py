@@ -3,7 +3,10 @@
 A step in which every row has one token and draws is padded to the next batch size of a bucket and to a table of 2^n pages; rows that
 pad write into a page that no request has. Whatever plan the operators make of such a batch is a tree of tensors: one with the same
 shapes as a recorded one is copied into it, and the record is replayed. Everything else is computed as it comes. All ranks see the same
-steps, so all record and replay the same, collectives included.
+steps, so all record and replay the same, collectives included; a shape that one of them cannot record none replays.
+
+The narrowest table is recorded at start, wider ones while serving, when they are first met. All records write into one pair of outputs:
+a step's results are read before the next one begins.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
@@ -23,12 +27,15 @@ from kernels.ops import Operators
 from replica.device import Device, Graph
 from replica.forward import Computed, last_tokens
 from replica.models.llama import Llama
+from replica.parallel.group import TensorParallel
 from replica.step_inputs import StepInputs
 
-GRAPHS_MAX = 96  # beyond it steps of new shapes are computed as they come
+GRAPHS_MAX = 96  # shapes that are tried; beyond it steps of new ones are computed as they come
 EAGER_RUNS = 2  # before a capture: kernels are compiled and libraries set up
 PAGES_MIN = 64  # narrowest table
 Plans = Mapping[int | None, Any]
+
+_log = structlog.get_logger()
 
 
 def bucket_sizes(rows_max: int) -> tuple[int, ...]:
@@ -37,12 +44,16 @@ def bucket_sizes(rows_max: int) -> tuple[int, ...]:
     return tuple(sorted({*(size for size in sizes if size < rows_max), min(rows_max, 256)}))
 
 
+def shapes_max(rows_max: int, pages_max: int) -> int:
+    """How many graphs there may come to be: a batch size by a width of table. `pages_max`: of the longest sequence."""
+    widths = 1 + max(0, (pages_max - 1).bit_length() - (PAGES_MIN - 1).bit_length())
+    return min(GRAPHS_MAX, len(bucket_sizes(rows_max)) * widths)
+
+
 @dataclass(frozen=True, slots=True)
 class _Record:
     graph: Graph
     plans: Plans
-    hidden: Tensor
-    logits: Tensor
 
 
 class Staging:
@@ -76,22 +87,33 @@ class GraphedForward:
     """A Forward (replica.forward). `pool` has one page more than requests may use: the last is for rows that pad."""
 
     def __init__(
-        self, model: Llama, operators: Operators, layout: CacheLayout, device: Device, pool: Tensor, *, rows_max: int, tokens_max: int
+        self,
+        model: Llama,
+        operators: Operators,
+        layout: CacheLayout,
+        device: Device,
+        pool: Tensor,
+        *,
+        tp: TensorParallel,
+        rows_max: int,
+        tokens_max: int,
     ) -> None:
         self.model = model
         self.layout = layout
         self.pool = pool
         self._operators = operators
         self._device = device
+        self._tp = tp
         self._scratch_page = pool.shape[1] - 1
         self._buckets = bucket_sizes(rows_max)
         self._staging = Staging(device, max(tokens_max, self._buckets[-1]))
-        self._records: dict[Hashable, _Record] = {}
+        self._records: dict[Hashable, _Record | None] = {}  # None: could not be recorded, is computed as it comes
+        self._outputs: tuple[Tensor, Tensor] | None = None  # hidden states and logits of the largest bucket, for all records
         self.replays = 0
 
     @property
     def recorded(self) -> int:
-        return len(self._records)
+        return sum(record is not None for record in self._records.values())
 
     @torch.inference_mode()
     def warm(self) -> None:
@@ -147,24 +169,35 @@ class GraphedForward:
                 _overwrite(record.plans[window], plan)
             record.graph.replay()
             self.replays += 1
-            return record.hidden, record.logits
+            assert self._outputs is not None
+            return self._outputs[0][: token_ids.size], self._outputs[1][: token_ids.size]
         hidden, logits = self._run(ids, places, plans)
-        if len(self._records) < GRAPHS_MAX:
-            self._record(key, ids, places, plans)
+        if key not in self._records and len(self._records) < GRAPHS_MAX:
+            self._records[key] = self._record(ids, places, plans)
         return hidden, logits
 
-    def _record(self, key: Hashable, ids: Tensor, places: Tensor, plans: Plans) -> None:
-        """The step that was just computed is computed again: it writes the same keys and values to the same places."""
-        for _ in range(EAGER_RUNS - 1):
-            self._run(ids, places, plans)
-        hidden, logits = self._run(ids, places, plans)
+    def _record(self, ids: Tensor, places: Tensor, plans: Plans) -> _Record | None:
+        """The step that was just computed is computed again: it writes the same keys and values to the same places. None: a rank cannot."""
+        for _ in range(EAGER_RUNS):
+            hidden, logits = self._run(ids, places, plans)
+        if self._outputs is None:
+            largest = self._buckets[-1]
+            self._outputs = hidden.new_empty((largest, hidden.shape[1])), logits.new_empty((largest, logits.shape[1]))
+        kept_hidden, kept_logits = (output[: ids.numel()] for output in self._outputs)
 
         def work() -> None:
             new_hidden, new_logits = self._run(ids, places, plans)
-            hidden.copy_(new_hidden)
-            logits.copy_(new_logits)
+            kept_hidden.copy_(new_hidden)
+            kept_logits.copy_(new_logits)
 
-        self._records[key] = _Record(self._device.capture(work), plans, hidden, logits)
+        graph: Graph | None = None
+        try:
+            graph = self._device.capture(work)
+        except RuntimeError as error:  # no memory is left for it, or a kernel asks the host for something
+            _log.warning("a step of this shape is not recorded", rows=ids.numel(), reason=str(error).splitlines()[0] if str(error) else "")
+        own = torch.tensor([graph is not None], dtype=torch.int64, device=ids.device)
+        everywhere = bool(self._tp.all_gather_last_dim(own).all())
+        return _Record(graph, plans) if graph is not None and everywhere else None
 
     def _run(self, ids: Tensor, places: Tensor, plans: Plans) -> tuple[Tensor, Tensor]:
         hidden = self.model.forward(ids, places, self.pool, plans)

@@ -13,7 +13,7 @@ from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles
 from replica.device import Device
-from replica.graphed_forward import GraphedForward, bucket_sizes
+from replica.graphed_forward import PAGES_MIN, GraphedForward, bucket_sizes, shapes_max
 from replica.kv_pool import PoolSize, size_pool
 from replica.memory_profile import GRAPHS_BYTES_EACH, Profile, pool_bytes
 from replica.models.llama import Llama
@@ -43,6 +43,11 @@ class OnDevice:
         """Of one block in all layers, on this rank."""
         layout = self.layout
         return self.model.num_layers * 2 * layout.kv_heads * layout.block_size * layout.head_dim * self.dtype.itemsize
+
+    @property
+    def pages_max(self) -> int:
+        """Of the longest sequence."""
+        return -(-(self.config.max_model_len or self.model.max_model_len) // self.config.block_size)
 
     def pages(self, count: int) -> torch.Tensor:
         """[layers, count, 2, kv_heads, block, D], zeros. Raises ModelError where they do not fit."""
@@ -85,6 +90,7 @@ def hold_on_device(place: OnDevice, files: ModelFiles) -> tuple[GraphedForward, 
         place.layout,
         place.device,
         place.pages(size.num_blocks + 1),
+        tp=place.tp,
         rows_max=config.max_num_seqs,
         tokens_max=config.max_num_batched_tokens,
     )
@@ -93,39 +99,63 @@ def hold_on_device(place: OnDevice, files: ModelFiles) -> tuple[GraphedForward, 
 
 
 def num_blocks(place: OnDevice, model: Llama) -> int:
-    """As configured in blocks or bytes, else what the device has left; the least of all ranks."""
+    """As configured in blocks or bytes, else what the device has left; the least of all ranks.
+
+    Raises ModelError, on all of them, where one has room for none.
+    """
     config = place.config
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override
+    reason = ""
     if "kv_cache_memory_bytes" in config.model_fields_set:
         own = config.kv_cache_memory_bytes // place.tp.size // place.rank_block_bytes
     else:
-        own = pool_bytes(measure(place, model), config.gpu_memory_utilization) // place.rank_block_bytes - 1  # the page of rows that pad
+        try:
+            room = pool_bytes(measure(place, model), config.gpu_memory_utilization)
+            own = room // place.rank_block_bytes - 1  # the page of rows that pad
+        except ModelError as error:  # raised when the others know of it: they wait for this rank's number
+            own, reason = 0, str(error)
     told = place.tp.all_gather_last_dim(torch.tensor([own], dtype=torch.int64, device=place.device.torch_device))
-    return max(0, int(told.min()))
+    least = int(told.min())
+    if least * config.block_size < 2:
+        what = f"rank {int(told.argmin())} has room for {max(0, least)} KV blocks of {place.rank_block_bytes} bytes"
+        raise ModelError(reason or f"{what}: more ranks, or a larger gpu_memory_utilization or kv_cache_memory_bytes would make some")
+    return least
 
 
 @torch.inference_mode()
 def measure(place: OnDevice, model: Llama) -> Profile:
-    """What the largest step takes: a prompt of max_num_batched_tokens and the logits of max_num_seqs rows."""
+    """What the largest step takes: a prompt of max_num_batched_tokens and the logits of max_num_seqs rows; and what graphs will."""
     device, config = place.device, place.config
     tokens = min(config.max_num_batched_tokens, config.max_model_len or place.model.max_model_len)
     pages = -(-tokens // config.block_size)
+    rows = bucket_sizes(config.max_num_seqs)[-1]
     pool = place.pages(pages)
     device.release_cached()
-    weights = device.held_bytes() - pool.numel() * pool.element_size()
+    held = pool.numel() * pool.element_size()
+    weights = device.held_bytes() - held
     before = device.memory()
     elsewhere = before.total_bytes - before.free_bytes - device.held_bytes()
-    device.reset_peak()
-    batch = PagedBatch(np.zeros(1, np.int32), np.array([tokens], np.int32), np.arange(pages, dtype=np.int32)[None])
+    prompt = PagedBatch(np.zeros(1, np.int32), np.array([tokens], np.int32), np.arange(pages, dtype=np.int32)[None])
+    activations = _peak(place, model, pool, prompt, config.max_num_seqs) - weights - held
+    none = np.zeros(rows, np.int32)
+    decodes = PagedBatch(none, none + 1, np.zeros((rows, PAGES_MIN), np.int32))
+    recorded = _peak(place, model, pool, decodes, rows) - weights - held  # graphs keep memory of their own, of the largest's size
+    outputs = 4 * rows * (place.model.hidden_size + place.model.vocab_size)
+    graphs = GRAPHS_BYTES_EACH * shapes_max(config.max_num_seqs, place.pages_max) + outputs + max(0, recorded)
+    return Profile(before.total_bytes, weights, max(0, activations), max(0, elsewhere), graphs)
+
+
+def _peak(place: OnDevice, model: Llama, pool: torch.Tensor, batch: PagedBatch, drawing: int) -> int:
+    """The most bytes that torch held during a step of `batch` and the logits of `drawing` rows."""
+    device = place.device.torch_device
+    place.device.reset_peak()
     plans = {
-        window: place.operators.plan_attention(batch, place.layout, place.dtype, device.torch_device, window)
+        window: place.operators.plan_attention(batch, place.layout, place.dtype, device, window)
         for window in dict.fromkeys(place.model.layer_windows)
     }
-    ids = torch.zeros(tokens, dtype=torch.int64, device=device.torch_device)
-    hidden = model.forward(ids, torch.arange(tokens, device=device.torch_device), pool, plans)
-    model.logits(hidden[:1].expand(config.max_num_seqs, -1))
-    device.synchronize()
-    activations = device.peak_bytes() - weights - pool.numel() * pool.element_size()
-    graphs = GRAPHS_BYTES_EACH * len(bucket_sizes(config.max_num_seqs))
-    return Profile(before.total_bytes, weights, max(0, activations), max(0, elsewhere), graphs)
+    positions = torch.from_numpy(batch.positions.astype(np.int64)).to(device)
+    hidden = model.forward(torch.zeros_like(positions), positions, pool, plans)
+    model.logits(hidden[:1].expand(drawing, -1))
+    place.device.synchronize()
+    return place.device.peak_bytes()

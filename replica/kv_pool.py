@@ -29,9 +29,13 @@ def size_pool(config: EngineConfig, model: ModelConfig, element_bytes: int) -> P
     model's, lowered to what the pool holds. Raises ModelError.
     """
     each = block_bytes(config, model, element_bytes)
-    blocks = config.num_gpu_blocks_override or config.kv_cache_memory_bytes // each
+    blocks = config.kv_cache_memory_bytes // each
+    if config.num_gpu_blocks_override is not None:
+        blocks = config.num_gpu_blocks_override
     pool_tokens = blocks * config.block_size
     if pool_tokens < 2:
+        if config.num_gpu_blocks_override is not None:
+            raise ModelError(f"a pool of {blocks} KV blocks of {config.block_size} tokens holds no sequence: the shortest takes 2 tokens")
         raise ModelError(f"kv_cache_memory_bytes {config.kv_cache_memory_bytes} holds no KV block: one takes {each} bytes")
     wanted = config.max_model_len
     if wanted is None:

@@ -17,7 +17,7 @@ class Profile:
     weights: int
     activations: int  # peak of the largest step, weights left out
     elsewhere: int
-    graphs: int
+    graphs: int  # launches of every shape, the outputs they share, and the working memory of the largest
 
 
 def pool_bytes(profile: Profile, utilization: float) -> int:

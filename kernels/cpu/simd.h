@@ -1,4 +1,4 @@
-// Sixteen lanes at a time: one register with AVX-512 (BF16 and VNNI), two with AVX2. Nothing else here knows the instruction set.
+// Sixteen lanes at a time: one register with AVX-512 (BF16 and VNNI), two with AVX2. Nothing else here but amx.h knows the instruction set.
 // Every function does one fixed sequence of roundings, so that a lane's result never depends on what stands in the others.
 #pragma once
 #include <immintrin.h>

@@ -94,6 +94,7 @@ class RankGroup:
         *,
         rank: int,
         size: int,
+        secret: bytes,
         host: str = "127.0.0.1",
         backend: Backend = "gloo",
         deadline_s: float = 30.0,
@@ -101,8 +102,9 @@ class RankGroup:
     ) -> None:
         """Blocks until every rank has joined. Raises GroupBroken when they have not within `join_timeout_s`.
 
-        `host` is this process's own address: its interface carries the tensors unless GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME
-        names another, and rank 0 listens there. With nccl the caller has chosen its device before (torch.cuda.set_device).
+        `secret` is the group's, by which its ranks know one another. `host` is this process's own address: its interface carries the
+        tensors unless GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names another, and rank 0 listens there. With nccl the caller has
+        chosen its device before (torch.cuda.set_device).
         """
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is not in 0 … {size - 1}")
@@ -113,14 +115,13 @@ class RankGroup:
         self._have_met = False
         self._leader: Leader | None = None
         self._peer: Peer | None = None
-        self._join_timeout_s = join_timeout_s
         try:
             choose_interface(host)
             store.set_timeout(timedelta(seconds=join_timeout_s))
             if rank == 0:
-                self._leader = Leader(store, size, host, join_timeout_s)
+                self._leader = Leader(store, size, host, secret, join_timeout_s)
             else:
-                self._peer = follow(store, rank, join_timeout_s)
+                self._peer = follow(store, rank, secret, join_timeout_s)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=join_timeout_s))
             self._run(dist.barrier)
             self._reduce = _all_reduce(backend)
@@ -154,12 +155,15 @@ class RankGroup:
         return self._run(peer.receive)
 
     def agree(self, own: RankCard) -> None:
-        """Every rank shows its card before it reads its shard. Raises GroupBroken on all of them where two differ."""
+        """Every rank shows its card before it reads its shard. Raises GroupBroken on all of them where two differ.
+
+        Without a deadline, as `meet`: a rank may download the model first.
+        """
         if self._leader is None:
             self._say(_CARD, card.encode(own))
             refusal = self.receive().decode()
         else:
-            others = self._hear(_CARD, self._join_timeout_s)
+            others = self._hear(_CARD)
             refusal = card.difference([own, *(card.decode(each) for each in others)])
             self.send(refusal.encode())
         if refusal:
@@ -172,7 +176,7 @@ class RankGroup:
             self._say(_READY)
             self.receive()
         else:
-            self._hear(_READY, None)
+            self._hear(_READY)
             self.send(b"")
 
     def close(self, reason: str = "") -> None:
@@ -198,12 +202,12 @@ class RankGroup:
         peer = self._peer
         self._run(lambda: peer.send(kind + content))
 
-    def _hear(self, kind: bytes, timeout_s: float | None) -> list[bytes]:
+    def _hear(self, kind: bytes) -> list[bytes]:
         """One message of this kind from every other rank. Raises GroupBroken with what a rank says instead."""
         assert self._leader is not None
         contents: list[bytes] = []
         for rank, peer in enumerate(self._leader.peers, start=1):
-            message = self._run(lambda peer=peer: peer.receive(timeout_s))  # type: ignore[misc]
+            message = self._run(peer.receive)
             if message[:1] != kind:
                 said = message[1:].decode(errors="replace") if message[:1] == _FAILED else "it is out of step"
                 self.close(f"rank {rank}: {said}")

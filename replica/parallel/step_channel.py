@@ -1,9 +1,11 @@
 """Messages between rank 0 and the other ranks of a replica: Steps one way, readiness and refusals the other.
 
 A TCP connection per rank, opened by the rank; rank 0 listens on a port of the system's choice for as long as they come, and
-tells address and a token of this group through the store. Faster than a broadcast of gloo's for a message of two kilobytes,
-and a peer that is gone is noticed at once: its connection ends.
+tells its address through the store. Faster than a broadcast of gloo's for a message of two kilobytes, and a peer that is gone
+is noticed at once: its connection ends.
 
+    greeting  rank 0: a nonce of 32 bytes; the rank: its number, u32, and HMAC-SHA256 of nonce and number under the group's secret,
+              which the ranks have from who started them: the store answers anybody
     message   little-endian: length u32, then that many bytes
 """
 
@@ -16,13 +18,15 @@ import struct
 import time
 from typing import Protocol
 
+from replica.contract.wire import handshake_mac, mac_is_valid
 from replica.step import RunnerLost
 
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
-_HELLO = struct.Struct("<16sI")
+_NONCE_BYTES = 32
+_HELLO = struct.Struct("<I32s")
 _CHUNK = 1 << 16
-_GREETING_TIMEOUT_S = 2.0
+_GREETING_TIMEOUT_S = 2.0  # of the whole greeting, however slowly its bytes come
 _KEY = "rantang/steps"
 # A node that vanishes without a word closes nothing: the kernel asks after 2 s of silence, and gives up after 3 s more.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 5_000))
@@ -96,9 +100,10 @@ class Peer:
 class Leader:
     """Rank 0's end: a connection to every other rank."""
 
-    def __init__(self, store: Store, size: int, host: str, timeout_s: float) -> None:
+    def __init__(self, store: Store, size: int, host: str, secret: bytes, timeout_s: float) -> None:
         """Waits until all have come. Raises GroupBroken naming those that have not within `timeout_s`, or the address that is not ours."""
-        token = secrets.token_bytes(16)
+        if not secret:
+            raise ValueError("the group's secret is empty")
         deadline_s = time.monotonic() + timeout_s
         peers: dict[int, Peer] = {}
         try:
@@ -106,12 +111,14 @@ class Leader:
         except OSError as error:
             raise GroupBroken(f"rank 0 cannot listen on {host}: {error.strerror or error}") from error
         with listener:
-            store.set(_KEY, f"{host} {listener.getsockname()[1]} {token.hex()}")
+            store.set(_KEY, f"{host} {listener.getsockname()[1]}")
             while len(peers) < size - 1:
                 try:
+                    if time.monotonic() > deadline_s:  # strangers come without end
+                        raise TimeoutError
                     listener.settimeout(max(0.001, deadline_s - time.monotonic()))
                     connection, _ = listener.accept()
-                    rank = _greeting(connection, token)
+                    rank = _greeting(connection, secret)
                 except TimeoutError:
                     missing = ", ".join(str(rank) for rank in range(1, size) if rank not in peers)
                     raise GroupBroken(f"rank(s) {missing} have not come to {host} within {timeout_s:g} s") from None
@@ -126,36 +133,48 @@ class Leader:
         for peer in self.peers:
             peer.send(data)
 
-    def collect(self, timeout_s: float | None = None) -> list[bytes]:
-        """One message of every rank, in the order of ranks."""
-        return [peer.receive(timeout_s) for peer in self.peers]
-
     def close(self) -> None:
         for peer in self.peers:
             peer.close()
 
 
-def follow(store: Store, rank: int, timeout_s: float) -> Peer:
+def follow(store: Store, rank: int, secret: bytes, timeout_s: float) -> Peer:
     """Another rank's connection to rank 0. Raises GroupBroken."""
-    host, port, token = store.get(_KEY).decode().split()
+    host, port = store.get(_KEY).decode().split()
     try:
         connection = socket.create_connection((host, int(port)), timeout=timeout_s)
-        connection.sendall(_HELLO.pack(bytes.fromhex(token), rank))
+        nonce = _exactly(connection, _NONCE_BYTES, time.monotonic() + timeout_s)
+        connection.sendall(_HELLO.pack(rank, handshake_mac(secret, nonce, _name(rank))))
     except OSError as error:
         raise GroupBroken(f"rank {rank} cannot reach rank 0 at {host}:{port}: {error.strerror or error}") from error
     return Peer(connection, "rank 0")
 
 
-def _greeting(connection: socket.socket, token: bytes) -> int | None:
+def _greeting(connection: socket.socket, secret: bytes) -> int | None:
     """The rank that has come; None for a stranger."""
-    connection.settimeout(_GREETING_TIMEOUT_S)
-    data = b""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    deadline_s = time.monotonic() + _GREETING_TIMEOUT_S
     try:
-        while len(data) < _HELLO.size and (part := connection.recv(_HELLO.size - len(data))):
-            data += part
+        connection.sendall(nonce)
+        rank, mac = _HELLO.unpack(_exactly(connection, _HELLO.size, deadline_s))
     except OSError:
         return None
-    if len(data) < _HELLO.size:
-        return None
-    told, rank = _HELLO.unpack(data)
-    return int(rank) if secrets.compare_digest(told, token) else None
+    return int(rank) if mac_is_valid(secret, nonce, _name(rank), mac) else None
+
+
+def _exactly(connection: socket.socket, count: int, deadline_s: float) -> bytes:
+    """So many bytes. Raises OSError when they have not come by then, one at a time or not at all."""
+    data = b""
+    while len(data) < count:
+        connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+        part = connection.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError("the connection is closed")
+        data += part
+        if time.monotonic() > deadline_s:
+            raise TimeoutError("the greeting takes too long")
+    return data
+
+
+def _name(rank: int) -> str:
+    return f"rank {rank}"

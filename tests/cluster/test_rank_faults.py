@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
-from cluster import rank_actors
-from cluster.deployment import failure
+from cluster import doctor_command, rank_actors
+from cluster.config import Config
+from cluster.deployment import check_placement, failure
 from cluster.doctor_command import _last_line
+from cluster.preflight import StartError
 from cluster.rank_actors import RankActors, RankError, Whereabouts
 from kernels.ops import KernelError, choose_device
+from replica.config import EngineConfig
 
 
 class Told(RankActors):
@@ -87,3 +94,70 @@ def test_only_processes_that_are_still_the_ranks_are_killed(monkeypatch: pytest.
     }
     ranks.kill()
     assert killed == [11]
+
+
+def test_a_parent_that_went_before_the_kernel_was_asked_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(rank_actors.os, "kill", lambda pid, number: killed.append((pid, number)))
+    monkeypatch.setattr(rank_actors.ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda *arguments: 0))
+    parents = iter((77, 77, 77, 1))
+    monkeypatch.setattr(rank_actors.os, "getppid", lambda: next(parents))
+    rank_actors.die_with_parent()
+    assert killed == []
+    rank_actors.die_with_parent()
+    assert killed == [(rank_actors.os.getpid(), signal.SIGKILL)]
+
+
+class Placed:
+    """An actor that Ray places after `looks`; its beat says so."""
+
+    def __init__(self, events: list[str], name: str, fault: Exception | None = None) -> None:
+        self.beat = self.run = SimpleNamespace(remote=lambda *arguments: self.called(arguments))
+        self.events, self.name, self.fault = events, name, fault
+
+    def called(self, arguments: tuple[Any, ...]) -> Any:
+        async def beats() -> None:
+            await asyncio.sleep(0.02)
+            if self.fault is not None:
+                raise self.fault
+            self.events.append(f"{self.name} runs")
+
+        if arguments:
+            self.events.append(f"{self.name} joins")
+            return None
+        return beats()
+
+
+def started(monkeypatch: pytest.MonkeyPatch, events: list[str], fault: Exception | None) -> None:
+    monkeypatch.setattr(rank_actors, "_create", lambda config, rank, replica_id: Placed(events, f"rank {rank}", fault))
+    monkeypatch.setattr(rank_actors, "join_group", lambda *arguments: events.append("rank 0 joins"))
+    asyncio.run(RankActors.start(EngineConfig(tensor_parallel_size=3), "one", "127.0.0.1"))
+
+
+def test_the_deadline_for_joining_begins_when_all_ranks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    started(monkeypatch, events, None)
+    assert events == ["rank 1 runs", "rank 2 runs", "rank 1 joins", "rank 2 joins", "rank 0 joins"]
+    with pytest.raises(RankError, match="rank 1 failed: ValueError"):
+        started(monkeypatch, events, ValueError())
+
+
+def test_a_cluster_that_is_joined_may_grow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}])
+    wanted = {"engine": {"tensor_parallel_size": 2}, "serve": {"replica_gpus": 1, "replicas": 1}}
+    with pytest.raises(StartError, match="rank 1 of 2 has no device"):
+        check_placement(Config.model_validate(wanted))
+    wanted["serve"]["ray_address"] = "10.0.0.1:6379"
+    check_placement(Config.model_validate(wanted))
+    assert re.match(r"rantang: warning: rank 1 of 2 has no device: .*; Ray waits until nodes", capsys.readouterr().err)
+
+
+def test_the_doctor_leaves_a_cluster_that_it_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[bool] = []
+    monkeypatch.setattr(doctor_command.local_ray, "join", lambda config, address: None)
+    monkeypatch.setattr(doctor_command.local_ray, "stop", lambda: stopped.append(True))
+    config = Config.model_validate({"serve": {"ray_address": "10.0.0.1:6379"}})
+    with pytest.raises(KeyboardInterrupt), doctor_command._ray(config):
+        raise KeyboardInterrupt
+    assert stopped == [True]

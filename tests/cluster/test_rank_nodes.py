@@ -51,10 +51,12 @@ def test_a_bundle_per_rank_of_what_is_reserved() -> None:
             "placement_strategy SPREAD takes effect with replica_cpus or replica_gpus",
         ),
         (config(2), [{"CPU": 8.0}], ""),
+        (config(3, replica_gpus=0.1), [{"GPU": 0.3}], ""),  # 0.3 // 0.1 is 2
+        (config(4, replica_gpus=0.1), [{"GPU": 0.3}], "rank 3 of 4 has no device"),
     ],
 )
 def test_more_ranks_than_devices_are_refused_in_one_line(wanted: Config, nodes: list[dict[str, float]], said: str) -> None:
-    problem = placement.problem(wanted, nodes)
+    problem = placement.contradiction(wanted, sum(node.get("GPU", 0.0) for node in nodes)) or placement.shortage(wanted, nodes)
     assert problem.startswith(said) and bool(problem) == bool(said), problem
     assert "\n" not in problem
 

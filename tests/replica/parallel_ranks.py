@@ -68,7 +68,7 @@ def join(rank: int, size: int, port: Any, join_timeout_s: float = 60.0, deadline
         while not port.value:
             time.sleep(0.01)
         store = join_store("127.0.0.1", port.value, 20.0)
-    return RankGroup(store, rank=rank, size=size, deadline_s=deadline_s, join_timeout_s=join_timeout_s)
+    return RankGroup(store, rank=rank, size=size, secret=b"of the group", deadline_s=deadline_s, join_timeout_s=join_timeout_s)
 
 
 def collectives(rank: int, size: int, port: Any, results: Any) -> None:
@@ -176,8 +176,10 @@ def failing_to_load(rank: int, size: int, port: Any, results: Any) -> None:
 
 def disagreeing(rank: int, size: int, port: Any, results: Any) -> None:
     """Another file on rank 2: all are told, before anything is loaded."""
-    group = join(rank, size, port)
+    group = join(rank, size, port, join_timeout_s=5.0)
     weights = "other" if rank == 2 else "same"
+    if rank == 1:
+        time.sleep(5.5)  # a rank that downloads the model comes later than joining may take: nobody minds
     try:
         group.agree(card(weights=weights, dtype=torch.float32, kernels="reference", num_blocks=1, block_size=16, max_model_len=16))
     except GroupBroken as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +12,23 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.batch import PagedBatch
 from kernels.ops import REFERENCE
 from replica import graphed_forward
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import resolve
 from replica.device import CudaDevice
-from replica.graphed_forward import GraphedForward, Staging, bucket_sizes
+from replica.graphed_forward import GraphedForward, Staging, bucket_sizes, shapes_max
 from replica.held_on_device import OnDevice, hold_on_device, measure, num_blocks
-from replica.memory_profile import Profile, pool_bytes
+from replica.kv_pool import size_pool
+from replica.memory_profile import GRAPHS_BYTES_EACH, Profile, pool_bytes
 from replica.models.config import read_model_config
 from replica.models.loader import Placement, load_model, open_source
 from replica.parallel.all_reduce import AllReduceError, SizedAllReduce, SizeTable
 from replica.parallel.group import SingleRank
 from replica.runner import ModelRunner
-from tests.replica.host_device import HostDevice
+from tests.replica.host_device import HostDevice, Recorded
 from tests.replica.model_driver import Driver, greedy
 from tests.replica.thread_ranks import lead
 from tests.replica.tiny_families import write_family
@@ -94,6 +98,65 @@ def test_records_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert runner._held.forward.recorded == 1  # type: ignore[attr-defined]
 
 
+class FailingDevice(HostDevice):
+    """Has no memory for every second shape that it is to record."""
+
+    def capture(self, work: Callable[[], None]) -> Recorded:
+        record = super().capture(work)
+        if self.captures % 2 == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return record
+
+
+def test_a_shape_that_cannot_be_recorded_is_computed_as_it_comes_and_not_tried_again(tmp_path: Path) -> None:
+    config = config_of(write_tiny_llama(tmp_path))
+    device = FailingDevice()
+    runner = on_device(config, device)
+    forward = runner._held.forward
+    assert isinstance(forward, GraphedForward)
+    assert (forward.recorded, device.captures) == (2, 4)
+    assert answers(runner) == answers(ModelRunner(config))
+    assert device.captures == len(forward._records) > 4 and forward.recorded == device.captures - device.captures // 2
+    assert forward.replays > 0
+
+
+def test_what_one_rank_cannot_record_no_rank_replays(tmp_path: Path) -> None:
+    directory = write_family(tmp_path, "llama")
+    devices: dict[int, Any] = {0: HostDevice(), 1: FailingDevice()}
+    recorded: dict[int, int] = {}
+
+    def make(tp: Any) -> ModelRunner:
+        runner = on_device(config_of(directory, tensor_parallel_size=2), devices[tp.rank], tp)
+        recorded[tp.rank] = runner._held.forward.recorded  # type: ignore[attr-defined]
+        return runner
+
+    assert lead(2, make, answers) == answers(ModelRunner(config_of(directory)))
+    assert recorded == {0: 2, 1: 2} and devices[0].captures == devices[1].captures > 4
+
+
+@torch.inference_mode()
+def test_all_records_write_into_one_pair_of_outputs(tmp_path: Path) -> None:
+    runner = on_device(config_of(write_tiny_llama(tmp_path)), HostDevice())
+    forward = runner._held.forward
+    assert isinstance(forward, GraphedForward) and forward._outputs is not None
+    seen: list[tuple[int, int]] = []
+    for size in bucket_sizes(6):
+        rows = np.zeros(size, np.int32)
+        batch = PagedBatch(rows, rows + 1, np.full((size, graphed_forward.PAGES_MIN), 64, np.int32))
+        hidden, logits = forward._decode(np.zeros(size, np.int64), np.zeros(size, np.int64), batch)
+        assert hidden.shape[0] == logits.shape[0] == size
+        seen.append((hidden.data_ptr(), logits.data_ptr()))
+    assert forward.replays == 4
+    assert set(seen) == {(forward._outputs[0].data_ptr(), forward._outputs[1].data_ptr())}
+    assert [output.shape[0] for output in forward._outputs] == [6, 6]
+
+
+def test_shapes_are_counted_by_batch_and_width() -> None:
+    assert shapes_max(6, 1) == shapes_max(6, 64) == 4
+    assert shapes_max(6, 65) == 8 and shapes_max(6, 512) == 16
+    assert shapes_max(256, 1 << 20) == graphed_forward.GRAPHS_MAX
+
+
 def test_pages_of_requests_are_never_those_of_rows_that_pad(tmp_path: Path) -> None:
     config = config_of(write_tiny_llama(tmp_path))
     runner = on_device(config, HostDevice())
@@ -158,16 +221,50 @@ def test_the_pool_is_what_the_largest_step_leaves() -> None:
 def test_the_profile_counts_weights_activations_and_others(tmp_path: Path) -> None:
     config = config_of(write_tiny_llama(tmp_path), num_gpu_blocks_override=None, max_num_batched_tokens=64, gpu_memory_utilization=0.8)
     pool = 4 * 3 * 2 * 3 * 16 * 8 * 4  # four pages for the step that is tried
-    device = HostDevice(total=100_000_000, free=60_000_000, held=10_000_000 + pool, peak=15_000_000 + pool)
+    device = HostDevice(total=200_000_000, free=160_000_000, held=10_000_000 + pool, peak=15_000_000 + pool)
     place = place_of(config, device)
     source = open_source(resolve(config.model), place.model)
     model = load_model(place.model, source, Placement(torch.float32, device.torch_device, place.tp, REFERENCE, 512))
     found = measure(place, model)
-    assert (found.weights, found.activations, found.elsewhere) == (10_000_000, 5_000_000, 100_000_000 - 60_000_000 - 10_000_000 - pool)
-    left = 80_000_000 - found.weights - found.activations - found.elsewhere - found.graphs
+    assert (found.weights, found.activations, found.elsewhere) == (10_000_000, 5_000_000, 30_000_000 - pool)
+    outputs = 4 * 6 * (48 + 132)
+    assert found.graphs == 4 * GRAPHS_BYTES_EACH + outputs + 5_000_000  # launches, outputs they share, memory they work in
+    left = 160_000_000 - found.weights - found.activations - found.elsewhere - found.graphs
     assert num_blocks(place, model) == left // place.rank_block_bytes - 1
     explicit = dataclasses.replace(place, config=config.model_copy(update={"kv_cache_memory_bytes": 10 * place.rank_block_bytes}))
     assert num_blocks(explicit, model) == 10
+
+
+@pytest.mark.parametrize("bytes_given", [False, True])
+def test_a_device_without_room_is_refused_on_all_ranks_with_the_numbers(tmp_path: Path, bytes_given: bool) -> None:
+    """And never given the pool that is the default where nothing is configured."""
+    changes = {"kv_cache_memory_bytes": 100} if bytes_given else {}
+    config = config_of(write_family(tmp_path, "llama"), tensor_parallel_size=2, num_gpu_blocks_override=None, **changes)
+    full = HostDevice(total=2_000_000_000, free=0, held=1_000_000_000, peak=1_000_000_000)
+    roomy = HostDevice(total=100_000_000_000, free=100_000_000_000)
+    raised: list[str] = []
+
+    def make(tp: Any) -> ModelRunner:
+        try:
+            hold_on_device(place_of(config, full if tp.rank else roomy, tp), resolve(config.model))
+        except ModelError as error:
+            raised.append(str(error))
+        return ModelRunner(config_of(config.model, tensor_parallel_size=2), tp=tp)
+
+    lead(2, make, lambda runner: None)
+    assert len(raised) == 2 and not any("\n" in said for said in raised)
+    if bytes_given:
+        assert all(re.match(r"rank 0 has room for 0 KV blocks of \d+ bytes: ", said) for said in raised)
+    else:
+        assert sum(said.startswith("gpu_memory_utilization 0.9 of 2000000000 bytes leaves no room") for said in raised) == 1
+        assert sum(said.startswith("rank 1 has room for 0 KV blocks") for said in raised) == 1
+
+
+def test_no_blocks_are_no_reason_to_take_the_default_pool(tmp_path: Path) -> None:
+    config = config_of(write_tiny_llama(tmp_path))
+    model = read_model_config(resolve(config.model))
+    with pytest.raises(ModelError, match="a pool of 0 KV blocks of 16 tokens holds no sequence"):
+        size_pool(config.model_copy(update={"num_gpu_blocks_override": 0}), model, 4)
 
 
 class SymmetricMemory:

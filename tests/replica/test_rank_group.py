@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from replica.parallel import interface
+from replica.contract.wire import handshake_mac
+from replica.parallel import interface, step_channel
 from replica.parallel.card import card, decode, difference, encode
 from replica.parallel.interface import InterfaceError, choose_interface
 from replica.parallel.step_channel import GroupBroken, Leader, Peer, follow
 
+SECRET = b"of the group"
 CARD = {"weights": "ab12", "dtype": torch.float32, "kernels": "reference", "num_blocks": 64, "block_size": 16, "max_model_len": 512}
 
 
@@ -40,16 +43,16 @@ def channel(size: int, visit: Any = None, timeout_s: float = 20.0) -> tuple[Lead
     peers: dict[int, Peer] = {}
 
     def come() -> None:
-        host, port, _ = store.get("rantang/steps").decode().split()
+        host, port = store.get("rantang/steps").decode().split()
         if visit is not None:
             visit(host, int(port))
         for rank in range(1, size):
-            peers[rank] = follow(store, rank, timeout_s)
+            peers[rank] = follow(store, rank, SECRET, timeout_s)
 
     thread = threading.Thread(target=come)
     thread.start()
     try:
-        leader = Leader(store, size, "127.0.0.1", timeout_s)
+        leader = Leader(store, size, "127.0.0.1", SECRET, timeout_s)
     finally:
         thread.join()
     return leader, [peers[rank] for rank in range(1, size)]
@@ -65,7 +68,7 @@ def test_messages_of_every_size_arrive_in_order() -> None:
     sender.join()
     for rank, peer in enumerate(peers, start=1):
         peer.send(b"from %d" % rank)
-    assert leader.collect(20) == [b"from 1", b"from 2"]
+    assert [peer.receive(20) for peer in leader.peers] == [b"from 1", b"from 2"]
     leader.close()
     for peer in peers:
         with pytest.raises(GroupBroken, match="rank 0 is gone: the connection is closed"):
@@ -76,7 +79,7 @@ def test_a_peer_that_leaves_is_named_and_one_that_is_silent_has_a_deadline() -> 
     leader, peers = channel(3)
     began_s = time.monotonic()
     with pytest.raises(GroupBroken, match=r"rank 1 said nothing for 0\.2 s"):
-        leader.collect(0.2)
+        leader.peers[0].receive(0.2)
     assert time.monotonic() - began_s >= 0.2
     peers[1].close()
     with pytest.raises(GroupBroken, match="rank 2 is gone"):
@@ -84,12 +87,14 @@ def test_a_peer_that_leaves_is_named_and_one_that_is_silent_has_a_deadline() -> 
 
 
 def test_strangers_are_no_ranks() -> None:
-    """Neither a wrong token nor one that says nothing takes a rank's place, or keeps the ranks from coming."""
+    """Neither a wrong proof, nor one of another connection, nor one that says nothing takes a rank's place, or keeps the ranks away."""
 
     def visit(host: str, port: int) -> None:
-        with socket.create_connection((host, port)) as one:
-            one.sendall(b"\0" * 16 + (1).to_bytes(4, "little"))
-            assert one.recv(1) == b""
+        for secret, nonce in ((b"a guess", None), (SECRET, b"n" * 32)):
+            with socket.create_connection((host, port), timeout=20) as one:
+                told = one.recv(32)
+                one.sendall((1).to_bytes(4, "little") + handshake_mac(secret, nonce or told, "rank 1"))
+                assert one.recv(1) == b""
         socket.create_connection((host, port)).close()
 
     leader, peers = channel(2, visit)
@@ -97,20 +102,60 @@ def test_strangers_are_no_ranks() -> None:
     assert peers[0].receive(20) == b"hello"
 
 
+def test_a_stranger_that_trickles_has_one_deadline_for_all_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_channel, "_GREETING_TIMEOUT_S", 0.4)
+    trickled: list[int] = []
+
+    def visit(host: str, port: int) -> None:
+        with socket.create_connection((host, port), timeout=20) as one, contextlib.suppress(OSError):  # cut off
+            for count in range(30):
+                one.sendall(b"x")
+                trickled.append(count)
+                time.sleep(0.1)
+
+    leader, peers = channel(2, visit)
+    leader.send(b"hello")
+    assert peers[0].receive(20) == b"hello"
+    assert len(trickled) < 30
+
+
+def test_strangers_without_end_do_not_put_the_deadline_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_channel, "_GREETING_TIMEOUT_S", 0.01)
+    store, over = MemoryStore(), threading.Event()
+
+    def visit() -> None:
+        host, port = store.get("rantang/steps").decode().split()
+        until_s = time.monotonic() + 10
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:  # refused in the end: the listener is closed
+            while not over.is_set() and time.monotonic() < until_s:
+                held.enter_context(socket.create_connection((host, int(port)), timeout=5))
+                time.sleep(0.005)
+
+    thread = threading.Thread(target=visit)
+    thread.start()
+    began_s = time.monotonic()
+    with pytest.raises(GroupBroken, match="have not come"):
+        Leader(store, 2, "127.0.0.1", SECRET, 0.3)
+    took_s = time.monotonic() - began_s
+    over.set()
+    thread.join()
+    assert took_s < 8
+
+
 def test_ranks_that_do_not_come_are_named() -> None:
     with pytest.raises(GroupBroken, match=r"rank\(s\) 1, 2 have not come to 127.0.0.1 within 0.1 s"):
-        Leader(MemoryStore(), 3, "127.0.0.1", 0.1)
+        Leader(MemoryStore(), 3, "127.0.0.1", SECRET, 0.1)
 
 
 def test_an_address_that_is_not_here_is_named() -> None:
     with pytest.raises(GroupBroken, match=r"rank 0 cannot listen on 192.0.2.1: "):
-        Leader(MemoryStore(), 2, "192.0.2.1", 1.0)
+        Leader(MemoryStore(), 2, "192.0.2.1", SECRET, 1.0)
     store = MemoryStore()
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        store.set("rantang/steps", f"127.0.0.1 {closed.getsockname()[1]} {'00' * 16}")
+        store.set("rantang/steps", f"127.0.0.1 {closed.getsockname()[1]}")
         with pytest.raises(GroupBroken, match=r"rank 1 cannot reach rank 0 at 127.0.0.1:\d+: Connection refused"):
-            follow(store, 1, 1.0)
+            follow(store, 1, SECRET, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def forced_steps(prompt: list[int], output: list[int]) -> list[Step]:
 
 def rank_main(rank: int, size: int, port: int, directory: Path, steps: list[Step], answers: Any) -> None:
     torch.set_num_threads(1)
-    group = RankGroup(join_store("127.0.0.1", port, 60.0), rank=rank, size=size, deadline_s=60.0)
+    group = RankGroup(join_store("127.0.0.1", port, 60.0), rank=rank, size=size, secret=b"of the group", deadline_s=60.0)
     runner = ModelRunner(EngineConfig(model=str(directory), dtype="float32", num_gpu_blocks_override=64, num_threads=1), tp=group)
     answers.put((rank, [runner.execute(step) for step in steps]))
     group.close()
