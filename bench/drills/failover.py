@@ -21,10 +21,10 @@ import uvloop
 from bench import metrics_page, processes, result, stack
 from bench.answer import Expectation
 from bench.connection import Target
-from bench.drills.verdict import Difference, compare, read_scores
+from bench.drills.verdict import Difference, compare, lost_streams, read_scores
 from bench.load_client import Call, LoadClient, json_call
 from bench.processes import Process
-from bench.record import Outcome, RequestRecord
+from bench.record import RequestRecord
 from bench.result import Result
 from bench.stack import Stack
 
@@ -59,11 +59,7 @@ class Failover:
     @property
     def lost_streams(self) -> dict[str, str]:
         """What became of each stream that did not complete, by its number."""
-        return {
-            str(i): f"{record.outcome}, status {record.status}, {record.tokens_seen} tokens, {'; '.join(record.problems)}"
-            for i, record in enumerate(self.disturbed)
-            if record.outcome is not Outcome.COMPLETED
-        }
+        return lost_streams(self.disturbed)
 
     @property
     def lost(self) -> int:

@@ -25,10 +25,10 @@ from bench.connection import Target
 from bench.drills import ray_state
 from bench.drills.failover import calls, differences, last_move, moves, silence_s, under_way
 from bench.drills.ray_state import RayState
-from bench.drills.verdict import Difference
+from bench.drills.verdict import Difference, lost_streams
 from bench.load_client import LoadClient
 from bench.processes import Process
-from bench.record import Outcome, RequestRecord
+from bench.record import RequestRecord
 from bench.result import Result
 from bench.stack import Stack
 
@@ -69,11 +69,7 @@ class Loss:
     @property
     def lost_streams(self) -> dict[str, str]:
         """What became of each stream that did not complete, by its number."""
-        return {
-            str(i): f"{record.outcome}, status {record.status}, {record.tokens_seen} tokens, {'; '.join(record.problems)}"
-            for i, record in enumerate(self.disturbed)
-            if record.outcome is not Outcome.COMPLETED
-        }
+        return lost_streams(self.disturbed)
 
     @property
     def lost(self) -> int:

@@ -1,4 +1,4 @@
-"""Was the text kept? Compares token ids with an undisturbed run, allowing only near-ties to differ."""
+"""Was a stream lost, was the text kept? Compares token ids with an undisturbed run, allowing only near-ties to differ."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+
+from bench.record import Outcome, RequestRecord
 
 NEAR_TIE_NAT = 1e-3
 
@@ -22,6 +24,15 @@ class Difference:
     @property
     def excused(self) -> bool:
         return self.gap_nat < NEAR_TIE_NAT
+
+
+def lost_streams(records: Sequence[RequestRecord]) -> dict[str, str]:
+    """What became of each stream that did not complete, by its number."""
+    return {
+        str(i): f"{record.outcome}, status {record.status}, {record.tokens_seen} tokens, {'; '.join(record.problems)}"
+        for i, record in enumerate(records)
+        if record.outcome is not Outcome.COMPLETED
+    }
 
 
 class _Logprobs(msgspec.Struct):

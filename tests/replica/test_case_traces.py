@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from case_trace import Replay, full_step_s, replay, sequence, step_s
 from core_harness import Driver
+from test_engine_sabotage import a_block_is_published_before_it_is_written
 
 from replica.contract.messages import FinishReason
 from replica.departures import Departures
@@ -236,16 +237,7 @@ def test_kvc_02_sharers_in_one_step_read_no_block_before_it_is_written(ahead: bo
 
 
 def test_kvc_02_a_block_found_before_it_is_written_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = KvManager.start
-
-    def early(kv: KvManager, request: Request, match: object) -> object:
-        copy = start(kv, request, match)  # type: ignore[arg-type]
-        computed, request.computed = request.computed, len(request.tokens)
-        kv.publish(request)
-        request.computed = computed
-        return copy
-
-    monkeypatch.setattr(KvManager, "start", early)
+    a_block_is_published_before_it_is_written(monkeypatch)
     with pytest.raises(AssertionError):
         replay("KVC-02", inter_token_slo_ms=0.001, long_prefill_token_threshold=16)
 
