@@ -18,6 +18,10 @@ _RETIRED_BITS_MAX = 32  # then they are swept
 _STALE_MAX = 8  # frames in a row from the past: it is our sequence that is wrong
 
 
+class _Alone(dict[int, dict[int, None]]):
+    """Bit → attempts, with one attempt in it: shared by all keys that nobody else brings. Who joins in gets a copy."""
+
+
 @dataclass(slots=True)
 class _View:
     """What is known of one incarnation. `sequence` None: nothing, a snapshot is awaited."""
@@ -126,8 +130,14 @@ class PrefixIndex:
             return
         fresh = tuple(keys[held:])
         view.coming[attempt] = fresh
+        if self._coming.keys().isdisjoint(fresh):  # mostly: a prompt of its own costs no walk over its keys
+            self._coming.update(dict.fromkeys(fresh, _Alone({view.bit: {attempt: None}})))
+            return
         for key in fresh:
-            self._coming.setdefault(key, {}).setdefault(view.bit, {})[attempt] = None
+            by_bit = self._coming.get(key)
+            if by_bit is None or isinstance(by_bit, _Alone):
+                by_bit = self._coming[key] = {bit: dict(attempts) for bit, attempts in (by_bit or {}).items()}
+            by_bit.setdefault(view.bit, {})[attempt] = None
 
     def settled(self, incarnation: Incarnation, attempt: int) -> None:
         """The attempt's prefill is done (its blocks are reported by events now) or it will never be. Idempotent."""
@@ -136,6 +146,9 @@ class PrefixIndex:
         for key in fresh:
             assert view is not None
             by_bit = self._coming[key]
+            if isinstance(by_bit, _Alone):
+                del self._coming[key]
+                continue
             attempts = by_bit[view.bit]
             del attempts[attempt]
             if not attempts:
