@@ -43,7 +43,7 @@ class PrefixIndex:
         self._retired = 0
         self._coming: dict[bytes, dict[int, dict[int, None]]] = {}  # key → bit → attempts that will bring it
         self.resyncs = 0
-        self.stale = 0  # frames that told nothing new and said that they did
+        self.stale = 0  # frames and snapshots that told nothing new and said that they did
 
     # --- lives -------------------------------------------------------------------------------------------------------
 
@@ -87,11 +87,12 @@ class PrefixIndex:
     def snapshot(self, incarnation: Incarnation, snapshot: Snapshot) -> None:
         """All blocks of an incarnation; those of another epoch, or older than what is known, are ignored."""
         view = self._views.get(incarnation)
-        if view is None or snapshot.epoch != incarnation.epoch:
+        if view is None:
+            return
+        if snapshot.epoch != incarnation.epoch or (view.sequence is not None and snapshot.sequence < view.sequence):
+            self.stale += 1
             return
         if view.sequence is not None:
-            if snapshot.sequence < view.sequence:
-                return
             self._forget(view)
         self._store(view, (key for key, _ in snapshot.blocks))
         view.sequence = snapshot.sequence

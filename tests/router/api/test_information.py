@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import httpx
@@ -97,6 +98,7 @@ async def test_keys_open_the_door_and_keep_tenants_apart(keyed: tuple[FakeBacken
             assert error_of(response)["code"] == "invalid_api_key"
     for path in ("/health", "/ready", "/version", "/metrics"):
         assert (await client.get(path)).status_code == 200
+    assert re.search(r'^rantang:requests_invalid_total\{.*status="401".*\} 16\.0$', (await client.get("/metrics")).text, re.M)
     body = {"model": "smollm2", "messages": HI}
     seen = []
     for key, salt in (("key-one", None), ("key-one", None), ("key-two", None), ("key-one", "mine"), ("key-two", "mine")):
