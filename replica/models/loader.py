@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from kernels.ops import Operators
+from kernels.reference.quantized_weight import QuantizedWeight
 from kernels.reference.rope_kv_write import HeadNorms
 from replica.contract.model_files import ModelFiles
-from replica.linear import Linear, Product, ReducedLinear, VocabularyEmbedding, VocabularyHead
+from replica.linear import Linear, Product, ReducedLinear, VocabularyEmbedding, VocabularyHead, Weight
 from replica.models.llama import Layer, Llama
 from replica.models.loader_gguf import GgufSource
 from replica.models.loader_safetensors import SafetensorsSource
 from replica.models.model_config import ModelConfig
 from replica.models.rope import RotaryTable, rope_frequencies
 from replica.models.tensors import EMBEDDING, HEAD, NORM
+from replica.models.weight_only import Piece, read_quantized
 from replica.models.weight_source import Part, WeightSource
 from replica.parallel.group import TensorParallel
 
@@ -34,6 +36,11 @@ class Placement:
     operators: Operators
     max_model_len: int  # tokens, for the rotary table
     product: Product | None = None  # of the linear layers, instead of torch's own
+    quantization: str | None = None  # of the layers' matrices, one of config.WEIGHT_ONLY
+
+    @property
+    def layer_product(self) -> Product | None:
+        return self.product if self.quantization is None else self.operators.linear_quantized
 
 
 def open_source(files: ModelFiles, config: ModelConfig) -> WeightSource:
@@ -69,7 +76,7 @@ def rotary_table(config: ModelConfig, source: WeightSource, positions: int, devi
 
 
 def _load_layer(config: ModelConfig, read: _Reader, index: int, placement: Placement) -> Layer:
-    tp, product = placement.tp, placement.product
+    tp, product = placement.tp, placement.layer_product
     stem = f"model.layers.{index}"
     attention, mlp = f"{stem}.self_attn", f"{stem}.mlp"
     qkv = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
@@ -83,14 +90,14 @@ def _load_layer(config: ModelConfig, read: _Reader, index: int, placement: Place
         norms = HeadNorms(read.whole(f"{attention}.q_norm.weight"), read.whole(f"{attention}.k_norm.weight"), config.norm_epsilon)
     return Layer(
         attention_norm=read.whole(f"{stem}.input_layernorm.weight"),
-        qkv=Linear(read.rows(*qkv, parts=parts), read.rows(*qkv, parts=parts, kind="bias") if config.qkv_bias else None, product),
+        qkv=Linear(read.matrix(*qkv, parts=parts), read.rows(*qkv, parts=parts, kind="bias") if config.qkv_bias else None, product),
         head_norms=norms,
         attention_out=ReducedLinear(
-            read.columns(f"{attention}.o_proj"), tp, read.whole(f"{attention}.o_proj.bias") if config.output_bias else None, product
+            read.reduced(f"{attention}.o_proj"), tp, read.whole(f"{attention}.o_proj.bias") if config.output_bias else None, product
         ),
         feed_forward_norm=read.whole(f"{stem}.post_attention_layernorm.weight"),
-        gate_up=Linear(read.rows(*gate_up), read.rows(*gate_up, kind="bias") if config.mlp_bias else None, product),
-        down=ReducedLinear(read.columns(f"{mlp}.down_proj"), tp, read.whole(f"{mlp}.down_proj.bias") if config.mlp_bias else None, product),
+        gate_up=Linear(read.matrix(*gate_up), read.rows(*gate_up, kind="bias") if config.mlp_bias else None, product),
+        down=ReducedLinear(read.reduced(f"{mlp}.down_proj"), tp, read.whole(f"{mlp}.down_proj.bias") if config.mlp_bias else None, product),
         window=config.layer_windows[index],
     )
 
@@ -103,6 +110,7 @@ class _Reader:
         self._dtype = placement.dtype
         self._device = placement.device
         self._part = Part(placement.tp.rank, placement.tp.size)
+        self._quantization = placement.quantization
 
     def whole(self, name: str) -> Tensor:
         """A vector that every rank holds."""
@@ -113,9 +121,21 @@ class _Reader:
         wanted = parts or [self._part] * len(stems)
         return self._joined([self._source.read(f"{stem}.{kind}", rows=part) for stem, part in zip(stems, wanted, strict=True)])
 
-    def columns(self, stem: str) -> Tensor:
-        """This rank's part of the columns of one matrix."""
-        return self._joined([self._source.read(f"{stem}.weight", columns=self._part)])
+    def matrix(self, *stems: str, parts: Sequence[Part] = ()) -> Weight:
+        """`rows` of a layer's matrices, quantised where that is asked for."""
+        if self._quantization is None:
+            return self.rows(*stems, parts=parts)
+        wanted = parts or [self._part] * len(stems)
+        return self._quantized([Piece(f"{stem}.weight", rows=part) for stem, part in zip(stems, wanted, strict=True)], self._quantization)
+
+    def reduced(self, stem: str) -> Weight:
+        """This rank's part of the columns of a layer's matrix, quantised where that is asked for."""
+        if self._quantization is None:
+            return self._joined([self._source.read(f"{stem}.weight", columns=self._part)])
+        return self._quantized([Piece(f"{stem}.weight", columns=self._part)], self._quantization)
+
+    def _quantized(self, pieces: list[Piece], quantization: str) -> QuantizedWeight:
+        return read_quantized(self._source, pieces, quantization, self._device)
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
         """One tensor of its own memory: never a view of the mapped file, which would stay resident beside it."""
