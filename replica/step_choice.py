@@ -43,6 +43,8 @@ def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, 
             f"({KERNELS_VARIABLE}={REFERENCE.name} computes it with torch, slowly)"
         )
     library, reason = _find(config, model, dtype, device, ranks)
+    if weight_only and model.mixture is not None:
+        raise ModelError(f"--quantization {config.quantization}: experts are served in the model's dtype only")
     asked = f"--quantization {config.quantization}" if config.quantization and not weight_only else ""
     if wanted_kernels() == CPU_STEP:
         asked = f"{KERNELS_VARIABLE}={CPU_STEP}"
@@ -80,6 +82,8 @@ def _problem(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, ranks
         return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
     if ranks > 1:
         return f"{ranks} ranks share the model"
+    if model.mixture is not None:
+        return "its feed-forward layers are experts"
     return unfit(
         hidden=model.hidden_size,
         width=model.intermediate_size,

@@ -51,7 +51,7 @@ class Pair:
             self.triton = runner_of(directory, "triton", patch)
 
 
-@pytest.fixture(scope="module", params=["mistral", "qwen3"])  # a sliding window; norms of heads
+@pytest.fixture(scope="module", params=["mistral", "qwen3", "qwen3-moe"])  # a sliding window; norms of heads; experts
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(tmp_path_factory.mktemp(request.param), request.param)
 
