@@ -14,12 +14,14 @@ from replica.contract.messages import Bounce, BounceReason, Frame, Welcome
 from router.config import RouterConfig
 from router.dispatch import Bounds, Departure
 from router.effects import Effect, Notice, WantSnapshot
+from router.policy.classes import Terms
 from router.policy.fleet import Fleet, Known
 from router.policy.health import STALL_MIN_S
 from router.policy.incarnation import Incarnation
 from router.policy.steady_clock import SteadyClock
 from router.ports import Batch
 from router.reception import Queued, Reception, Refused
+from router.refusal import Refusal
 from router.traffic import Traffic, batch_view
 
 _QUEUE_TICK_S = 0.025
@@ -44,7 +46,7 @@ class Switchboard:
 
     def arrive(self, batch: Batch, now: float) -> tuple[int, list[Effect]]:
         """A client request; returns its number here."""
-        now = self._steady(now)
+        now = self._event(now)
         dispatch = self.traffic.open(batch)
         answer = self.reception.arrive(dispatch.batch_id, batch, batch_view(batch), now)
         if isinstance(answer, Queued):
@@ -53,15 +55,22 @@ class Switchboard:
             self._unserved(now)
         return dispatch.batch_id, self.traffic.answered(answer, now)
 
+    def foresee(self, arrival_s: float, terms: Terms, about_tokens: int, now: float) -> Refusal | None:
+        """See Reception.foresee."""
+        refusal = self.reception.foresee(arrival_s, terms, about_tokens, self._steady(now))
+        if refusal is not None:
+            self.traffic.tally.turned_away(refusal.reason)
+        return refusal
+
     def stop(self, batch_id: int, index: int, now: float) -> list[Effect]:
         """The client needs no more of one choice."""
-        now = self._steady(now)
+        now = self._event(now)
         dispatch = self.traffic.dispatches.get(batch_id)
         return self.traffic.settle(dispatch.stop(index), now) if dispatch is not None else []
 
     def close(self, batch_id: int, now: float) -> list[Effect]:
         """Cancel by the client; idempotent."""
-        now = self._steady(now)
+        now = self._event(now)
         dispatch = self.traffic.dispatches.get(batch_id)
         return self.traffic.settle(dispatch.close(), now) if dispatch is not None else []
 
@@ -69,7 +78,7 @@ class Switchboard:
 
     def connected(self, welcome: Welcome, now: float) -> tuple[Incarnation | None, list[Effect]]:
         """None: another pool's, not to be used."""
-        now = self._steady(now)
+        now = self._event(now)
         effects = self.lost(welcome.replica_id, now)
         incarnation = self.fleet.connect(welcome, now)
         if incarnation is None:
@@ -77,7 +86,7 @@ class Switchboard:
         return incarnation, [*effects, WantSnapshot(incarnation), *self._freshened(incarnation, now)]
 
     def frame(self, incarnation: Incarnation, frame: Frame, now: float) -> list[Effect]:
-        now = self._steady(now)
+        now = self._event(now)
         news = self.fleet.frame(incarnation, frame, now)
         if news is None:
             return []
@@ -94,12 +103,12 @@ class Switchboard:
 
     def undelivered(self, incarnation: Incarnation, attempt: int, now: float) -> list[Effect]:
         """The link could not take it: as if the replica had said that its queue is full."""
-        now = self._steady(now)
+        now = self._event(now)
         return self.traffic.bounced(incarnation, Bounce(attempt, BounceReason.QUEUE_FULL), now)
 
     def lost(self, replica_id: str, now: float) -> list[Effect]:
         """Its link is gone."""
-        now = self._steady(now)
+        now = self._event(now)
         incarnation = self.fleet.lose(replica_id, now)
         if incarnation is None:
             return []
@@ -111,7 +120,7 @@ class Switchboard:
 
     def leave(self, replica_id: str, leaving: bool, now: float) -> None:
         """Membership let it go: no new work; its streams run on until its link closes or the drain's time is up. False: it is back."""
-        now = self._steady(now)
+        now = self._event(now)
         self.fleet.leave(replica_id, leaving, now)
 
     # --- time --------------------------------------------------------------------------------------------------------
@@ -121,7 +130,7 @@ class Switchboard:
         return _QUEUE_TICK_S if len(self.reception.queue) else _IDLE_TICK_S
 
     def tick(self, now: float) -> list[Effect]:
-        now = self._steady(now)
+        now = self._event(now)
         effects: list[Effect] = []
         stalled, pause_s = self.fleet.check(now)
         self.reception.tenants.routers = self.fleet.routers
@@ -147,6 +156,11 @@ class Switchboard:
         return self._unserved_s is None or now - self._unserved_s < STALL_MIN_S
 
     # --- within ------------------------------------------------------------------------------------------------------
+
+    def _event(self, now: float) -> float:
+        """Something happens: what was foreseen before no longer holds. The time of it."""
+        self.reception.foresight.forget()
+        return self._steady(now)
 
     def _unserved(self, now: float) -> None:
         if not self.fleet.routable() and self._unserved_s is None and self.fleet.seen:
