@@ -74,9 +74,10 @@ class Dispatcher:
     def foresee(self, arrival_s: float, terms: Terms, about_tokens: int) -> Rejected | None:
         if self._stopping:
             return None
-        refusal = self.board.foresee(arrival_s, terms, about_tokens, self._clock())
+        refusal = self.board.reception.foresee(arrival_s, terms, about_tokens, self._clock())
         if refusal is None:
             return None
+        self.board.traffic.tally.turned_away(refusal.reason)
         return Rejected(refusal.status, refusal.reason, refusal.message, refusal.retry_after_s)
 
     def facts(self) -> PoolFacts:

@@ -14,14 +14,13 @@ from replica.contract.messages import Bounce, BounceReason, Frame, Welcome
 from router.config import RouterConfig
 from router.dispatch import Bounds, Departure
 from router.effects import Effect, Notice, WantSnapshot
-from router.policy.classes import Terms
 from router.policy.fleet import Fleet, Known
+from router.policy.foresight import Happening
 from router.policy.health import STALL_MIN_S
 from router.policy.incarnation import Incarnation
 from router.policy.steady_clock import SteadyClock
 from router.ports import Batch
 from router.reception import Queued, Reception, Refused
-from router.refusal import Refusal
 from router.traffic import Traffic, batch_view
 
 _QUEUE_TICK_S = 0.025
@@ -39,7 +38,7 @@ class Switchboard:
         self.reception = Reception(config, self.fleet, seed)
         self.traffic = Traffic(self.fleet, self.reception, Bounds())
         self._drain_timeout_s = config.drain_timeout_s
-        self._steady = SteadyClock(now, self.fleet.lies)
+        self._event = Happening(self.reception.foresight, SteadyClock(now, self.fleet.lies))
         self._unserved_s: float | None = None  # since when there is work and nobody to do it
 
     # --- clients -----------------------------------------------------------------------------------------------------
@@ -54,13 +53,6 @@ class Switchboard:
         if isinstance(answer, Refused) and answer.refusal.status == 503:
             self._unserved(now)
         return dispatch.batch_id, self.traffic.answered(answer, now)
-
-    def foresee(self, arrival_s: float, terms: Terms, about_tokens: int, now: float) -> Refusal | None:
-        """See Reception.foresee."""
-        refusal = self.reception.foresee(arrival_s, terms, about_tokens, self._steady(now))
-        if refusal is not None:
-            self.traffic.tally.turned_away(refusal.reason)
-        return refusal
 
     def stop(self, batch_id: int, index: int, now: float) -> list[Effect]:
         """The client needs no more of one choice."""
@@ -156,11 +148,6 @@ class Switchboard:
         return self._unserved_s is None or now - self._unserved_s < STALL_MIN_S
 
     # --- within ------------------------------------------------------------------------------------------------------
-
-    def _event(self, now: float) -> float:
-        """Something happens: what was foreseen before no longer holds. The time of it."""
-        self.reception.foresight.forget()
-        return self._steady(now)
 
     def _unserved(self, now: float) -> None:
         if not self.fleet.routable() and self._unserved_s is None and self.fleet.seen:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from router.policy.admission import Overrun
 from router.policy.classes import Terms
+from router.policy.steady_clock import SteadyClock
 
 VALID_S = 0.005  # nothing is predicted finer
 
@@ -40,3 +41,15 @@ class Foresight:
         if found is None or now - found.now > VALID_S or arrival_s - found.arrival_s > VALID_S:
             return None
         return found.overrun
+
+
+class Happening:
+    """To be called with the time of every event: what was foreseen before no longer holds. The steady time of it."""
+
+    def __init__(self, foresight: Foresight, steady: SteadyClock) -> None:
+        self._foresight = foresight
+        self._steady = steady
+
+    def __call__(self, now: float) -> float:
+        self._foresight.forget()
+        return self._steady(now)

@@ -176,7 +176,7 @@ def test_a_burst_is_judged_once_and_again_when_something_has_happened(monkeypatc
 
     def foresee(arrival_s: float, now: float, **terms: Any) -> bool:
         before = len(judged)
-        assert world.board.foresee(arrival_s, Terms(**terms), 400, now) is not None
+        assert world.board.reception.foresee(arrival_s, Terms(**terms), 400, now) is not None
         return len(judged) > before
 
     start = world.now
@@ -195,13 +195,13 @@ def test_what_a_frame_brings_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
     def verdicts() -> tuple[bool, bool]:
         world = busy_world()
-        before = world.board.foresee(world.now, Terms(), 400, world.now)
+        before = world.board.reception.foresee(world.now, Terms(), 400, world.now)
         known = world.board.fleet.all()[0]
         idle = msgspec.structs.replace(
             known.view.load, running=0, waiting=0, queued_prefill_tokens=0, context_tokens=0, progress=known.view.load.progress + 1
         )
         world.board.frame(known.view.incarnation, Frame(known.view.incarnation.epoch, 0, idle), world.now)
-        return before is None, world.board.foresee(world.now, Terms(), 400, world.now) is None
+        return before is None, world.board.reception.foresee(world.now, Terms(), 400, world.now) is None
 
     assert verdicts() == (False, True)
     monkeypatch.setattr(Foresight, "forget", lambda self: None)
