@@ -33,11 +33,15 @@ class PagedBatch:
     Row r computes positions starts[r] … starts[r] + counts[r] - 1; position p lies in page tables[r, p // block_size], at
     p % block_size. Behind a row's last page `tables` repeats the row's own first: what is padded is masked, but 0 · NaN is NaN,
     and a row must never be able to spoil another.
+
+    With `recurring` a step of such a batch is recorded and replayed by later ones: the lists that a plan makes of it are padded
+    to lengths of which R and the width of the tables leave few.
     """
 
     starts: Int32  # [R]
     counts: Int32  # [R], each ≥ 1
     tables: Int32  # [R, most pages of a row]
+    recurring: bool = False
 
     @property
     def positions(self) -> Int32:

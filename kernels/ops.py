@@ -48,7 +48,7 @@ class Operators:
     copy_blocks: Callable[[Tensor, Sequence[tuple[int, int]]], None]
     matmul_batch_invariant: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     linear_quantized: Callable[[Tensor, QuantizedWeight, Tensor | None], Tensor]
-    fused_moe: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    fused_moe: Callable[[Tensor, Tensor, Tensor, Tensor, int, bool], Tensor]
     sampling: Callable[[Tensor, SamplingRows, int], Sampled]
     draws: bool  # whether `sampling` serves; the host's own draws are faster than the reference's
 

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Batching = Literal["adaptive", "iteration", "static"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["w8a8", "w4a8"]
+Quantization = Literal["w8a8", "w4a8", "w8a16", "w4a16", "fp8"]
+WEIGHT_ONLY: tuple[Quantization, ...] = ("w8a16", "w4a16", "fp8")  # computed by the operator linear_quantized; the others by the C++ step
 
 
 class EngineConfig(BaseModel):
@@ -23,7 +24,8 @@ class EngineConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one. cuda: refuse to start without.")
     quantization: Quantization | None = Field(
         None,
-        description="Weights in 8 or 4 bits, activations in 8, on a CPU with the C++ step; a GGUF's blocks of that width stay. Unset: no.",
+        description="On a CPU with the C++ step w8a8, w4a8: weights in 8 or 4 bits, activations in 8. On a GPU w8a16, w4a16, fp8: weights "
+        "alone, fp8 as e4m3. A GGUF's blocks of 8 or 4 bits stay where that is the width. Unset: no.",
     )
     batch_invariant: bool = Field(
         False,

@@ -1,9 +1,10 @@
 """The forward pass on an accelerator: inputs staged in pinned memory, and decode steps replayed from graphs.
 
 A step in which every row has one token and draws is padded to the next batch size of a bucket and to a table of 2^n pages; rows that
-pad write into a page that no request has. Whatever plan the operators make of such a batch is a tree of tensors: one with the same
-shapes as a recorded one is copied into it, and the record is replayed. Everything else is computed as it comes. All ranks see the same
-steps, so all record and replay the same, collectives included; a shape that one of them cannot record none replays.
+pad write into a page that no request has. The batch says that it recurs, so that lists of a plan too come in few lengths. Whatever plan
+the operators make of such a batch is a tree of tensors: one with the same shapes as a recorded one is copied into it, and the record is
+replayed. Everything else is computed as it comes. All ranks see the same steps, so all record and replay the same, collectives included;
+a shape that one of them cannot record none replays.
 
 The narrowest table is recorded at start, wider ones while serving, when they are first met. All records write into one pair of outputs:
 a step's results are read before the next one begins.
@@ -45,9 +46,11 @@ def bucket_sizes(rows_max: int) -> tuple[int, ...]:
 
 
 def shapes_max(rows_max: int, pages_max: int) -> int:
-    """How many graphs there may come to be: a batch size by a width of table. `pages_max`: of the longest sequence."""
-    widths = 1 + max(0, (pages_max - 1).bit_length() - (PAGES_MIN - 1).bit_length())
-    return min(GRAPHS_MAX, len(bucket_sizes(rows_max)) * widths)
+    """How many graphs there may come to be: a batch size by a width of table, and with a wide one by how much of it the rows fill, in steps
+    of four times (about: the operators know). `pages_max`: of the longest sequence."""
+    doublings = max(0, (pages_max - 1).bit_length() - (PAGES_MIN - 1).bit_length())
+    forms = sum(1 + (wider + 1) // 2 for wider in range(doublings + 1))
+    return min(GRAPHS_MAX, len(bucket_sizes(rows_max)) * forms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class GraphedForward:
         """Record every bucket at the narrowest table, before the first request; wider ones when they are first met."""
         for size in reversed(self._buckets):  # the largest first: the others fit into its memory
             rows = np.zeros(size, np.int32)
-            batch = PagedBatch(rows, rows + 1, np.full((size, PAGES_MIN), self._scratch_page, np.int32))
+            batch = PagedBatch(rows, rows + 1, np.full((size, PAGES_MIN), self._scratch_page, np.int32), recurring=True)
             self._decode(np.zeros(size, np.int64), np.zeros(size, np.int64), batch)
         self._device.synchronize()
 
@@ -157,7 +160,7 @@ class GraphedForward:
         tables[:rows, :pages] = batch.tables
         starts, counts = np.zeros(size, np.int32), np.ones(size, np.int32)
         starts[:rows] = batch.starts
-        return PagedBatch(starts, counts, tables)
+        return PagedBatch(starts, counts, tables, recurring=True)
 
     def _decode(self, token_ids: np.ndarray, positions: np.ndarray, batch: PagedBatch) -> tuple[Tensor, Tensor]:
         ids, places = self._staging.stage(token_ids, positions)

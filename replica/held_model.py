@@ -82,7 +82,7 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
         card(
             weights=files.fingerprint,
             dtype=dtype,
-            kernels=operators.name,
+            kernels=f"{operators.name} {config.quantization or ''}".rstrip(),
             num_blocks=size.num_blocks,
             block_size=config.block_size,
             max_model_len=size.max_model_len,
@@ -107,7 +107,8 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
             kept = cache.keep() if cache is not None else ""
         else:
             product = operators.matmul_batch_invariant if config.batch_invariant else None
-            model = load_model(model_config, source, Placement(dtype, device, tp, operators, size.max_model_len, product))
+            placed = Placement(dtype, device, tp, operators, size.max_model_len, product, config.quantization)
+            model = load_model(model_config, source, placed)
             forward = TorchForward(model, operators, layout, dtype, device, pool)
     except MemoryError as error:
         raise ModelError(str(error) or "the weights do not fit into memory") from error

@@ -66,7 +66,7 @@ def hold_on_device(place: OnDevice, files: ModelFiles) -> tuple[GraphedForward, 
         card(
             weights=files.fingerprint,
             dtype=place.dtype,
-            kernels=place.operators.name,
+            kernels=f"{place.operators.name} {config.quantization or ''}".rstrip(),
             num_blocks=config.num_gpu_blocks_override or 0,
             block_size=config.block_size,
             max_model_len=config.max_model_len or 0,
@@ -76,7 +76,7 @@ def hold_on_device(place: OnDevice, files: ModelFiles) -> tuple[GraphedForward, 
     source = open_source(files, place.model)
     try:
         product = place.operators.matmul_batch_invariant if config.batch_invariant else None
-        placement = Placement(place.dtype, place.device.torch_device, place.tp, place.operators, positions, product)
+        placement = Placement(place.dtype, place.device.torch_device, place.tp, place.operators, positions, product, config.quantization)
         model = load_model(place.model, source, placement)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit on {place.device.torch_device}: {str(error).splitlines()[0]}") from error
@@ -139,7 +139,7 @@ def measure(place: OnDevice, model: Llama) -> Profile:
     prompt = PagedBatch(np.zeros(1, np.int32), np.array([tokens], np.int32), np.arange(pages, dtype=np.int32)[None])
     activations = _peak(place, model, pool, prompt, config.max_num_seqs) - weights - held
     none = np.zeros(rows, np.int32)
-    decodes = PagedBatch(none, none + 1, np.zeros((rows, PAGES_MIN), np.int32))
+    decodes = PagedBatch(none, none + 1, np.zeros((rows, PAGES_MIN), np.int32), recurring=True)
     recorded = _peak(place, model, pool, decodes, rows) - weights - held  # graphs keep memory of their own, of the largest's size
     outputs = 4 * rows * (place.model.hidden_size + place.model.vocab_size)
     graphs = GRAPHS_BYTES_EACH * shapes_max(config.max_num_seqs, place.pages_max) + outputs + max(0, recorded)

@@ -1,4 +1,4 @@
-"""y = x · Wᵀ + b: plain, packed for the CPU, or one rank's part of it."""
+"""y = x · Wᵀ + b: plain, quantised, packed for the CPU, or one rank's part of it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.reference.quantized_weight import QuantizedWeight
 from replica.parallel.group import TensorParallel
 
 _mkldnn: Any = torch.ops.mkldnn
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x [T, in], weight [out, in], bias [out] → [T, out]
+Weight = Tensor | QuantizedWeight  # [out, in]
+Product = Callable[[Tensor, Any, Tensor | None], Tensor]  # x [T, in], the weight that it is made for, bias [out] → [T, out]
 
 
 class Linear:
-    """Weight [out, in], optional bias [out]; x [T, in] → [T, out] in the weight's dtype.
+    """Weight [out, in], optional bias [out]; x [T, in] → [T, out] in x's dtype. A quantised weight comes with its `product`.
 
     A bfloat16 weight on a CPU is laid out for oneDNN once (1.3–1.8 × as fast as laying it out in each call); the plain copy is
     then given up. Where oneDNN cannot, and in other dtypes, torch's own matrix multiplication serves; or `product`, where given.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, product: Product | None = None) -> None:
+    def __init__(self, weight: Weight, bias: Tensor | None = None, product: Product | None = None) -> None:
         self._bias = bias
-        self._product = functional.linear if product is None else product
-        self._packed = pack(weight) if product is None else None
+        self._product: Product = functional.linear if product is None else product
+        self._packed = pack(weight) if product is None and isinstance(weight, Tensor) else None
         self._weight = weight if self._packed is None else None
 
     @property
@@ -43,7 +45,7 @@ class Linear:
 class ReducedLinear(Linear):
     """Split along the input (row-parallel): every rank's part of the sum is added up over the group."""
 
-    def __init__(self, weight: Tensor, tp: TensorParallel, bias: Tensor | None = None, product: Product | None = None) -> None:
+    def __init__(self, weight: Weight, tp: TensorParallel, bias: Tensor | None = None, product: Product | None = None) -> None:
         super().__init__(weight, bias if tp.rank == 0 else None, product)  # a bias is added once
         self._tp = tp
 

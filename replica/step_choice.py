@@ -11,8 +11,8 @@ import torch
 from kernels.cpu.abi import load_library
 from kernels.cpu.build import ISA_VARIABLE, CannotBuild, best_library, cache_directory
 from kernels.cpu.decoder import unfit
-from kernels.ops import CPU_STEP, KERNELS_VARIABLE, REFERENCE, Operators, computes_bfloat16, wanted_kernels
-from replica.config import EngineConfig
+from kernels.ops import CPU_STEP, KERNELS_VARIABLE, REFERENCE, TRITON, Operators, computes_bfloat16, wanted_kernels
+from replica.config import WEIGHT_ONLY, EngineConfig
 from replica.contract.model_error import ModelError
 from replica.models.model_config import ModelConfig
 
@@ -32,21 +32,31 @@ def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, 
     """The C++ step or `operators`. The dtype `auto` is bfloat16, which the C++ step computes on every CPU it runs on; float32 where torch
     would be slower in bfloat16.
 
-    Raises ModelError where the C++ step was asked for (RANTANG_KERNELS=cpu, a quantization) and cannot be had.
+    Raises ModelError where the C++ step was asked for (RANTANG_KERNELS=cpu, one of its quantizations) and cannot be had, or a quantization
+    of weights alone where nothing computes it.
     """
     dtype = _DTYPES[config.dtype]
+    weight_only = config.quantization in WEIGHT_ONLY
+    if weight_only and device.type == "cpu" and wanted_kernels() not in (REFERENCE.name, TRITON):
+        raise ModelError(
+            f"--quantization {config.quantization} is computed by Triton's kernels on a GPU; on a CPU the C++ step has w8a8 and w4a8 "
+            f"({KERNELS_VARIABLE}={REFERENCE.name} computes it with torch, slowly)"
+        )
     library, reason = _find(config, model, dtype, device, ranks)
-    asked = f"--quantization {config.quantization}" if config.quantization else ""
+    if weight_only and model.mixture is not None:
+        raise ModelError(f"--quantization {config.quantization}: experts are served in the model's dtype only")
+    asked = f"--quantization {config.quantization}" if config.quantization and not weight_only else ""
     if wanted_kernels() == CPU_STEP:
         asked = f"{KERNELS_VARIABLE}={CPU_STEP}"
     if library is None and asked:
-        raise ModelError(f"{asked} needs the C++ step: {reason}")
+        there = f" (on a GPU there are {', '.join(WEIGHT_ONLY)})" if device.type != "cpu" and config.quantization else ""
+        raise ModelError(f"{asked} needs the C++ step: {reason}{there}")
     if library is not None:
         return StepChoice(library, f"C++ step, {reason}{', ' + config.quantization if config.quantization else ''}", dtype)
     hint = " (the C++ step is 2 to 3 times as fast)" if device.type == "cpu" else ""
     if config.dtype == "auto" and not computes_bfloat16(device):
         dtype = torch.float32
-    return StepChoice(None, f"{operators.title}: {reason}{hint}", dtype)
+    return StepChoice(None, f"{operators.title}{', ' + config.quantization if config.quantization else ''}: {reason}{hint}", dtype)
 
 
 def _find(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, ranks: int) -> tuple[ctypes.CDLL | None, str]:
@@ -72,6 +82,8 @@ def _problem(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, ranks
         return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
     if ranks > 1:
         return f"{ranks} ranks share the model"
+    if model.mixture is not None:
+        return "its feed-forward layers are experts"
     return unfit(
         hidden=model.hidden_size,
         width=model.intermediate_size,

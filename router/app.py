@@ -73,8 +73,8 @@ def build_app(backend: Backend, model: ServedModel, config: RouterConfig, *, tra
     authenticator = Authenticator(config.api_keys, {name: tenant.api_keys for name, tenant in config.tenants.items()})
     app = RouterApp(
         routes=routes,
-        middleware=[Middleware(Front, authenticator=authenticator)],
+        middleware=[Middleware(Front, authenticator=authenticator, refused=context.metrics.invalid)],
         exception_handlers={HTTPException: http_error},
     )
-    app.direct = {path: Front(endpoint, authenticator) for path, endpoint in generate.items()}
+    app.direct = {path: Front(endpoint, authenticator, context.metrics.invalid) for path, endpoint in generate.items()}
     return app

@@ -14,6 +14,7 @@ from bench.kernels.timing import Ceilings, Measured, Timer
 from kernels.batch import CacheLayout, PagedBatch
 from kernels.ops import Operators, Plan
 from replica.linear import Linear, ReducedLinear, VocabularyEmbedding, VocabularyHead
+from replica.models.feed_forward import Dense
 from replica.models.llama import Layer, Llama
 from replica.models.model_config import ModelConfig
 from replica.models.rope import RotaryTable, rope_frequencies
@@ -90,8 +91,7 @@ def make_model(sizes: Sizes, operators: Operators, place: torch.device, context:
             None,
             ReducedLinear(matrix(sizes.hidden, sizes.heads * sizes.dim), tp),
             ones(),
-            Linear(matrix(2 * sizes.width, sizes.hidden)),
-            ReducedLinear(matrix(sizes.hidden, sizes.width), tp),
+            Dense(Linear(matrix(2 * sizes.width, sizes.hidden)), ReducedLinear(matrix(sizes.hidden, sizes.width), tp), operators),
             None,
         )
 

@@ -38,12 +38,17 @@ class QuantizedWeight:
 
 def quantize_int8(weight: Tensor) -> QuantizedWeight:
     """weight [rows, columns], symmetric by groups."""
-    return pack_groups(quantise_q8(_whole_groups(weight)), weight.shape[1])
+    return pack_groups(groups_of(weight, 8), weight.shape[1])
 
 
 def quantize_int4(weight: Tensor) -> QuantizedWeight:
     """weight [rows, columns], from the least to the greatest of a group in 15 steps."""
-    return pack_groups(quantise_q4(_whole_groups(weight)), weight.shape[1])
+    return pack_groups(groups_of(weight, 4), weight.shape[1])
+
+
+def groups_of(weight: Tensor, bits: int) -> Groups:
+    """weight [rows, columns] in 8 or 4 bits; the last of a row's groups may reach beyond `columns`."""
+    return (quantise_q8 if bits == 8 else quantise_q4)(_whole_groups(weight))
 
 
 def quantize_fp8(weight: Tensor) -> QuantizedWeight:

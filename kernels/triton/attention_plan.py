@@ -6,6 +6,9 @@ so that a row's sums are taken in the same order whatever its neighbours are; ea
     row 0, position 700, split 256:   0 … 255 │ 256 … 511 │ 512 … 700          three splits, summed up by the reduce kernel
     row 1, position  40               0 … 40                                    one split, which writes its result itself
 
+Of a batch that recurs, lists of splits are padded with row -1, which is no work: a recorded step then serves until its rows have
+four times as many splits, and not only until the next row has one more.
+
 Rows with more tokens are chunks. A chunk's queries go in tiles whose size is the kernel's own affair; `Chunks.firsts` lets a
 program find its row.
 """
@@ -24,6 +27,8 @@ from kernels.triton.attention_tiles import SPLIT_TILES
 from kernels.triton.tiles import architecture_of
 
 ALIGNMENT = 16  # bytes, of every array in the one upload
+SPLITS_LEAST = 4  # of a row, that a padded list has places for; a longer one has four times as many, and so on
+NO_WORK = -1  # the row of what pads
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +36,9 @@ class Decodes:
     """The splits of all rows with one new token, a row's lying together."""
 
     split_tokens: int
-    rows: Tensor  # [S] int32 whose split
+    rows: Tensor  # [S] int32 whose split; negative: no work
     indices: Tensor  # [S] int32 which of its row's: positions index · split_tokens …
-    reduced_rows: Tensor  # [X] int32 rows of more than one split
+    reduced_rows: Tensor  # [X] int32 rows of more than one split; negative: no work
     reduced_firsts: Tensor  # [X] int32 place of such a row's first split among the S
 
 
@@ -90,15 +95,20 @@ def plan_attention(
     first_split = np.cumsum(splits, dtype=np.int32) - splits
     several = np.flatnonzero(splits > 1)
     inside = np.arange(int(splits.sum()), dtype=np.int32) - np.repeat(first_split, splits)
+    places, reductions = int(splits.sum()), several.size
+    if batch.recurring:
+        most = _splits_most(batch.tables.shape[1] * layout.block_size, split, window)
+        places = _padded_splits(places, decodes.size, most)
+        reductions = decodes.size if most > 1 else 0
     arrays = [
         batch.starts,
         _ends(batch.counts),
         batch.tables.reshape(-1),
         _slots(batch, layout).view(np.int32),
-        np.repeat(decodes, splits),
-        np.repeat(begins, splits) + inside,
-        decodes[several],
-        first_split[several],
+        _filled(np.repeat(decodes, splits), places),
+        _filled(np.repeat(begins, splits) + inside, places),
+        _filled(decodes[several], reductions),
+        _filled(first_split[several], reductions),
         chunks,
         _ends(batch.counts[chunks]),
     ]
@@ -132,6 +142,24 @@ def _check(batch: PagedBatch, layout: CacheLayout, window: int | None) -> None:
         raise ValueError(f"tables: {batch.tables.shape[1]} pages of {layout.block_size} tokens a row, but a row reaches position {last}")
     if int(batch.tables.min()) < 0:
         raise ValueError(f"tables: page {int(batch.tables.min())}")
+
+
+def _splits_most(tokens: int, split: int, window: int | None) -> int:
+    """Of a row of at most `tokens`: a window may begin inside a split and end inside another."""
+    whole = -(-tokens // split)
+    return whole if window is None else min(whole, (window - 1 + split - 1) // split + 1)
+
+
+def _padded_splits(splits: int, rows: int, most: int) -> int:
+    """How long a list of `splits` is made, of `rows` rows with at most `most` each: of few lengths, and under four times as long."""
+    each = SPLITS_LEAST
+    while each * rows < splits:
+        each *= 4
+    return rows * min(each, most)
+
+
+def _filled(values: Int32, length: int) -> Int32:
+    return np.concatenate((values, np.full(length - values.size, NO_WORK, np.int32)))
 
 
 def _ends(counts: Int32) -> Int32:

@@ -31,6 +31,7 @@ TILES = TileTable(
     ),
 )
 JOIN_COLUMNS = 512
+ROWS_AT_ONCE = 256  # of x: so much and no more is there of partial sums
 GROUP = tl.constexpr(GROUP_SIZE)
 HALF = tl.constexpr(GROUP_SIZE // 2)
 PANEL = tl.constexpr(PANEL_ROWS)
@@ -123,7 +124,15 @@ def linear_quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = N
         return out
     panels, groups = weight.values.shape[:2]
     splits = triton.cdiv(groups * tile.k, tile.split)
-    partial = torch.empty((splits, rows, panels * tile.n), dtype=torch.float32, device=x.device)
+    partial = torch.empty((splits * min(rows, ROWS_AT_ONCE), panels * tile.n), dtype=torch.float32, device=x.device)
+    for first in range(0, rows, ROWS_AT_ONCE):
+        _launch(out[first : first + ROWS_AT_ONCE], x[first : first + ROWS_AT_ONCE], weight, bias, partial, splits, tile)
+    return out
+
+
+def _launch(out: Tensor, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, partial: Tensor, splits: int, tile: Tile) -> None:
+    panels, groups = weight.values.shape[:2]
+    rows = x.shape[0]
     linear_quantized_kernel[(panels, splits, triton.cdiv(rows, tile.m))](
         partial,
         x,
@@ -131,7 +140,7 @@ def linear_quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = N
         weight.scales,
         weight.scales if weight.minima is None else weight.minima,
         rows,
-        depth,
+        weight.columns,
         groups,
         FORM=weight.form,
         SPLIT=tile.split // tile.k,
@@ -151,4 +160,3 @@ def linear_quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = N
         BLOCK_N=JOIN_COLUMNS,
         num_warps=4,
     )
-    return out

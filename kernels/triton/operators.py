@@ -15,6 +15,7 @@ from kernels.reference.sampling import Sampled, SamplingRows, TokenLists
 from kernels.triton import library, matmul_batch_invariant, rms_norm, rope_kv_write, silu_mul
 from kernels.triton.attention_plan import plan_attention
 from kernels.triton.attention_tiles import CHUNK_TILES, REDUCE_TILES, SPLIT_TILES
+from kernels.triton.linear_quantized import TILES as QUANTIZED_TILES
 from kernels.triton.plan_values import PlanValues, to_values
 from kernels.triton.tiles import architecture_of, interpreted
 
@@ -32,6 +33,7 @@ def check(device: torch.device, sizes: ModelSizes) -> None:
         (rms_norm.TILES, sizes.hidden),
         (silu_mul.TILES, sizes.width),
         (matmul_batch_invariant.TILES, sizes.hidden),
+        (QUANTIZED_TILES, sizes.hidden),
         (rope_kv_write.TILES, sizes.head_dim),
         (SPLIT_TILES, sizes.head_dim),
         (REDUCE_TILES, sizes.head_dim),

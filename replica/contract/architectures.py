@@ -1,7 +1,7 @@
 """The architectures that can be served, as data: one row says what sets a member of the Llama family apart from the others.
 
-All of them are decoders of RMS norms, rotary attention with grouped heads and SwiGLU, under the same names of tensors. What a
-row leaves to the configuration is None.
+All of them are decoders of RMS norms, rotary attention with grouped heads and SwiGLU (or experts of it), under the same names of
+tensors. What a row leaves to the configuration is None.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Architecture:
     windowed: Literal["no", "all layers", "some layers"] = "no"  # where sliding_window holds
     window_default: int | None = None  # tokens, where the configuration is silent
     head_dim_default: int | None = None  # where the configuration is silent; None: hidden_size ÷ heads
+    experts: bool = False  # feed-forward layers are mixtures of experts
     gguf_interleaves: bool = False  # its GGUF files keep the rows of a query or key head as pairs
 
 
@@ -29,6 +30,7 @@ ARCHITECTURES = (
     Architecture("MistralForCausalLM", None, False, False, windowed="all layers", window_default=4096),  # its GGUF files say llama
     Architecture("Qwen2ForCausalLM", "qwen2", True, False, windowed="some layers"),
     Architecture("Qwen3ForCausalLM", "qwen3", head_norms=True, windowed="some layers", head_dim_default=128),
+    Architecture("Qwen3MoeForCausalLM", None, head_norms=True, experts=True),
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from replica.contract.architectures import Architecture, architecture_named
 from replica.contract.model_error import ModelError
-from replica.models.model_config import CONTEXT_DEFAULT, ModelConfig
+from replica.models.model_config import CONTEXT_DEFAULT, Mixture, ModelConfig
 from replica.models.rope_scaling import scaling_of_json
 
 
@@ -34,7 +34,7 @@ def config_of_json(path: Path) -> ModelConfig:
         architecture=architecture.name,
         vocab_size=_integer(fields, "vocab_size", path),
         hidden_size=hidden,
-        intermediate_size=_integer(fields, "intermediate_size", path),
+        intermediate_size=_integer(fields, "moe_intermediate_size" if architecture.experts else "intermediate_size", path),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=_integer(fields, "num_key_value_heads", path, heads),
@@ -49,6 +49,7 @@ def config_of_json(path: Path) -> ModelConfig:
         output_bias=bias if architecture.output_bias is None else architecture.output_bias,
         mlp_bias=bool(fields.get("mlp_bias", False)) if architecture.mlp_bias is None else architecture.mlp_bias,
         head_norms=architecture.head_norms,
+        mixture=_mixture(fields, path) if architecture.experts else None,
         windows=_windows(architecture, fields, layers, path),
     )
 
@@ -72,6 +73,18 @@ def _windows(architecture: Architecture, fields: Mapping[str, Any], layers: int,
     if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
         raise ModelError(f"{path}: layer_types are not {layers} of sliding_attention and full_attention")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _mixture(fields: Mapping[str, Any], path: Path) -> Mixture:
+    """Layers without experts among the others, and windows, are refused."""
+    for key, plain in (("mlp_only_layers", []), ("decoder_sparse_step", 1), ("use_sliding_window", False)):
+        if fields.get(key, plain) not in (plain, None):
+            raise ModelError(f"{path}: {key} {fields[key]!r} is not supported with experts ({plain!r} is)")
+    count = _integer(fields, "num_experts" if "num_experts" in fields else "num_local_experts", path)
+    per_token = _integer(fields, "num_experts_per_tok", path)
+    if per_token > count:
+        raise ModelError(f"{path}: num_experts_per_tok is {per_token}, of {count} experts")
+    return Mixture(count, per_token, bool(fields.get("norm_topk_prob", False)))
 
 
 def _end_tokens(fields: Mapping[str, Any], directory: Path) -> frozenset[int]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.cpu.packed import Groups
+from replica.config import WEIGHT_ONLY
 
 Bytes = npt.NDArray[np.uint8]
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q8_0": 8}  # kinds that have a form of groups
@@ -37,14 +38,16 @@ def groups_of(raw: Bytes, kind: str) -> Groups | None:
 def held_as(kinds: Mapping[str, str], quantization: str | None) -> str:
     """What becomes of a file's quantised matrices, by their kinds, in words for people; '' when it has none.
 
-    kinds: of each tensor by the file's name; embedding and head are held in whatever form they have.
+    kinds: of each tensor by the file's name; embedding and head are held in whatever form they have, or dequantised where weights alone
+    are quantised.
     """
-    bits = {None: 0, "w8a8": 8, "w4a8": 4}[quantization]
+    bits = {None: 0, "w8a8": 8, "w4a8": 4, "w8a16": 8, "w4a16": 4, "fp8": -1}[quantization]
+    plain_vocabulary = quantization in WEIGHT_ONLY
     said: dict[str, set[str]] = {}
     for name, kind in kinds.items():
         if kind in FLOATS:
             continue
-        if not bits:
+        if not bits or (plain_vocabulary and name in VOCABULARY):
             verb = "dequantised"
         elif kind not in BITS or (BITS[kind] != bits and name not in VOCABULARY):
             verb = "quantised anew"

@@ -1,4 +1,4 @@
-"""The Llama family: embedding, layers of attention and SwiGLU, norm, head, over a packed batch of tokens.
+"""The Llama family: embedding, layers of attention and SwiGLU (or experts), norm, head, over a packed batch of tokens.
 
 One residual stream in float32; what enters a matrix multiplication is in the model's dtype. With several ranks each holds
 its heads, its part of the feed-forward width and its slice of the vocabulary.
@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels.ops import Operators, Plan
 from kernels.reference.rope_kv_write import HeadNorms
 from replica.linear import Linear, ReducedLinear, VocabularyEmbedding, VocabularyHead
+from replica.models.feed_forward import FeedForward
 from replica.models.model_config import ModelConfig
 from replica.models.rope import RotaryTable
 
@@ -27,8 +28,7 @@ class Layer:
     head_norms: HeadNorms | None
     attention_out: ReducedLinear  # heads · D → H
     feed_forward_norm: Tensor  # [H]
-    gate_up: Linear  # H → 2 · I
-    down: ReducedLinear  # I → H
+    feed_forward: FeedForward
     window: int | None  # tokens that a query looks back, itself included
 
 
@@ -60,7 +60,7 @@ class Llama:
             queries = ops.rope_kv_write(layer.qkv(normed), cosine, sine, cache, plan, layer.head_norms)
             delta = layer.attention_out(ops.paged_attention(queries, cache, plan, scale))
             normed = ops.rms_norm(stream, layer.feed_forward_norm, epsilon, delta)
-            delta = layer.down(ops.silu_mul(layer.gate_up(normed)))
+            delta = layer.feed_forward(normed)
         return stream if delta is None else stream.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:

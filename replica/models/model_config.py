@@ -12,13 +12,22 @@ CONTEXT_DEFAULT = 2048  # tokens, where a configuration does not say
 
 
 @dataclass(frozen=True, slots=True)
+class Mixture:
+    """Every feed-forward layer is one of `count` experts; a token goes to `per_token` of them."""
+
+    count: int
+    per_token: int
+    renormalize: bool  # the router's weights of a token's experts add up to 1
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder of the Llama family. Sizes are those of the whole model, not of a rank's part."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of one expert, where there are experts
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -33,6 +42,7 @@ class ModelConfig:
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
     head_norms: bool = False  # every query and key head is normalised before it is rotated
+    mixture: Mixture | None = None
     windows: tuple[int | None, ...] = ()  # of every layer: how many tokens a query looks back, itself included; empty: all look back to 0
 
     @property

@@ -31,16 +31,14 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def _layer_shapes(config: ModelConfig) -> dict[str, Shape]:
-    hidden, width, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    hidden, dim = config.hidden_size, config.head_dim
     query, kv = config.num_heads * dim, config.num_kv_heads * dim
     linear = {
         "self_attn.q_proj": (query, hidden, config.qkv_bias),
         "self_attn.k_proj": (kv, hidden, config.qkv_bias),
         "self_attn.v_proj": (kv, hidden, config.qkv_bias),
         "self_attn.o_proj": (hidden, query, config.output_bias),
-        "mlp.gate_proj": (width, hidden, config.mlp_bias),
-        "mlp.up_proj": (width, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, width, config.mlp_bias),
+        **_feed_forward_shapes(config),
     }
     shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
     for name, (rows, columns, has_bias) in linear.items():
@@ -50,6 +48,19 @@ def _layer_shapes(config: ModelConfig) -> dict[str, Shape]:
     if config.head_norms:
         shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (dim,)
     return shapes
+
+
+def _feed_forward_shapes(config: ModelConfig) -> dict[str, tuple[int, int, bool]]:
+    hidden, width = config.hidden_size, config.intermediate_size
+    one = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
+    if config.mixture is None:
+        return {f"mlp.{name}": (*shape, config.mlp_bias) for name, shape in one.items()}
+    experts = {f"{expert_stem(expert)}.{name}": (*shape, False) for expert in range(config.mixture.count) for name, shape in one.items()}
+    return {"mlp.gate": (config.mixture.count, hidden, False), **experts}
+
+
+def expert_stem(expert: int) -> str:
+    return f"mlp.experts.{expert}"
 
 
 def check_tensors(files: ModelFiles, config: ModelConfig) -> None:

@@ -4,38 +4,41 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import BeforeValidator, Field
 
 from router.api.limits import CHOICES_MAX, MAX_TOKENS_MAX, TOP_LOGPROBS_MAX
 from router.api.sampling_body import SamplingBody
 
 Prompt = str | tuple[int, ...]
+_KINDS = "must be a text, a list of texts, a list of token ids, or a list of such lists"
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
-    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    """A text, a list of texts, a list of token ids, or a list of such lists. Whether ids exist is seen with the vocabulary at hand."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
-        raise ValueError("must be a text, a list of texts, a list of token ids, or a list of such lists")
+        raise ValueError(_KINDS)
     if not value:
         raise ValueError("must not be empty")
-    kinds = set(map(type, value))
-    if kinds == {int}:
+    if type(value[0]) is int:
         return (_ids(value),)
     if len(value) > CHOICES_MAX:
         raise ValueError(f"at most {CHOICES_MAX} prompts")
-    if kinds == {str}:
+    if all(type(item) is str for item in value):
         return tuple(value)
-    if kinds == {list} and all(set(map(type, item)) <= {int} for item in value):
+    if all(type(item) is list for item in value):
         return tuple(_ids(item) for item in value)
-    raise ValueError("must be a text, a list of texts, a list of token ids, or a list of such lists")
+    raise ValueError(_KINDS)
 
 
-def _ids(value: list[int]) -> tuple[int, ...]:
-    if value and not 0 <= min(value) <= max(value) < 2**31:
-        raise ValueError("has a token id out of range")
-    return tuple(value)
+def _ids(value: list[Any]) -> tuple[int, ...]:
+    """Strictly: 1.0 and true are no ids."""
+    try:
+        return msgspec.convert(value, tuple[int, ...])
+    except msgspec.ValidationError:
+        raise ValueError(_KINDS) from None
 
 
 class CompletionBody(SamplingBody):

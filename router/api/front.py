@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 
 import structlog
@@ -26,9 +26,11 @@ _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
 class Front:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, refused: Callable[[int], None]) -> None:
+        """`refused`: counts the status of a request that came no further than this."""
         self._app = app
         self._authenticator = authenticator
+        self._refused = refused
         self._random = Random(secrets.randbits(256))  # see Context.random_bits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,18 +41,26 @@ class Front:
             await send({"type": "websocket.close", "code": 1008})  # refused before it is accepted
             return
         try:
-            scope[REQUEST_ID_KEY] = None
-            _check_headers(scope)
-            headers = header_fields(scope)
-            scope[REQUEST_ID_KEY] = self._request_id(headers)
-            if scope["path"] not in _OPEN_PATHS:
-                scope[CALLER_KEY] = self._authenticator.caller(headers)
+            try:
+                self._enter(scope)
+            except ApiError as error:
+                self._refused(error.status)
+                raise
             await self._app(scope, receive, send)
         except ApiError as error:
             await respond_error(scope, send, error)
         except Exception:
             _log.exception("a request failed", method=scope["method"], path=scope["path"][:200])
             await respond_error(scope, send, ApiError(500, "the request failed inside the server", code="internal_error"))
+
+    def _enter(self, scope: Scope) -> None:
+        """Raises ApiError 401 or 431."""
+        scope[REQUEST_ID_KEY] = None
+        _check_headers(scope)
+        headers = header_fields(scope)
+        scope[REQUEST_ID_KEY] = self._request_id(headers)
+        if scope["path"] not in _OPEN_PATHS:
+            scope[CALLER_KEY] = self._authenticator.caller(headers)
 
     def _request_id(self, headers: Mapping[str, str]) -> str:
         """The client's, if it is printable ASCII of bounded length; else one of ours."""

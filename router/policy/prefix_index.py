@@ -18,6 +18,10 @@ _RETIRED_BITS_MAX = 32  # then they are swept
 _STALE_MAX = 8  # frames in a row from the past: it is our sequence that is wrong
 
 
+class _Alone(dict[int, dict[int, None]]):
+    """Bit → attempts, with one attempt in it: shared by all keys that nobody else brings. Who joins in gets a copy."""
+
+
 @dataclass(slots=True)
 class _View:
     """What is known of one incarnation. `sequence` None: nothing, a snapshot is awaited."""
@@ -39,7 +43,7 @@ class PrefixIndex:
         self._retired = 0
         self._coming: dict[bytes, dict[int, dict[int, None]]] = {}  # key → bit → attempts that will bring it
         self.resyncs = 0
-        self.stale = 0  # frames that told nothing new and said that they did
+        self.stale = 0  # frames and snapshots that told nothing new and said that they did
 
     # --- lives -------------------------------------------------------------------------------------------------------
 
@@ -83,11 +87,12 @@ class PrefixIndex:
     def snapshot(self, incarnation: Incarnation, snapshot: Snapshot) -> None:
         """All blocks of an incarnation; those of another epoch, or older than what is known, are ignored."""
         view = self._views.get(incarnation)
-        if view is None or snapshot.epoch != incarnation.epoch:
+        if view is None:
+            return
+        if snapshot.epoch != incarnation.epoch or (view.sequence is not None and snapshot.sequence < view.sequence):
+            self.stale += 1
             return
         if view.sequence is not None:
-            if snapshot.sequence < view.sequence:
-                return
             self._forget(view)
         self._store(view, (key for key, _ in snapshot.blocks))
         view.sequence = snapshot.sequence
@@ -126,8 +131,14 @@ class PrefixIndex:
             return
         fresh = tuple(keys[held:])
         view.coming[attempt] = fresh
+        if self._coming.keys().isdisjoint(fresh):  # mostly: a prompt of its own costs no walk over its keys
+            self._coming.update(dict.fromkeys(fresh, _Alone({view.bit: {attempt: None}})))
+            return
         for key in fresh:
-            self._coming.setdefault(key, {}).setdefault(view.bit, {})[attempt] = None
+            by_bit = self._coming.get(key)
+            if by_bit is None or isinstance(by_bit, _Alone):
+                by_bit = self._coming[key] = {bit: dict(attempts) for bit, attempts in (by_bit or {}).items()}
+            by_bit.setdefault(view.bit, {})[attempt] = None
 
     def settled(self, incarnation: Incarnation, attempt: int) -> None:
         """The attempt's prefill is done (its blocks are reported by events now) or it will never be. Idempotent."""
@@ -136,6 +147,9 @@ class PrefixIndex:
         for key in fresh:
             assert view is not None
             by_bit = self._coming[key]
+            if isinstance(by_bit, _Alone):
+                del self._coming[key]
+                continue
             attempts = by_bit[view.bit]
             del attempts[attempt]
             if not attempts:

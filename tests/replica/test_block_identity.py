@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from core_harness import Driver, PagedRunner, ids, limits
@@ -11,7 +13,9 @@ from core_harness import Driver, PagedRunner, ids, limits
 from replica import intake, kv_manager
 from replica.contract.blocks import block_key, block_keys, root_key
 from replica.contract.messages import FinishReason
-from replica.step import Row
+from replica.kv_manager import KvManager
+from replica.request import Request
+from replica.step import Outcome, Row
 
 
 def texts_of_many_prompts() -> tuple[list[list[int]], list[bytes]]:
@@ -95,3 +99,36 @@ def test_nothing_of_an_earlier_request_is_left_for_a_later_one(policy: str, time
         normal.append(driver.text(again))
         assert driver.engine.roster.kv.pool.referenced == 0
     assert all(text == normal[0] and len(text) == 20 for text in normal)
+
+
+def a_block_is_kept(patch: pytest.MonkeyPatch) -> None:
+    release = KvManager.release
+
+    def forgetful(kv: KvManager, request: Request) -> None:
+        request.blocks = request.blocks[:-1]
+        release(kv, request)
+
+    patch.setattr(KvManager, "release", forgetful)
+
+
+def draws_remember(patch: pytest.MonkeyPatch) -> None:
+    """A slot's randomness depends on who had it before."""
+    drawn: list[int] = []
+    outcome = PagedRunner._outcome
+
+    def remembering(runner: PagedRunner, row: Row) -> Outcome:
+        found = outcome(runner, row)
+        drawn.append(row.request)
+        return found if found.token is None else replace(found, token=3 + (found.token + len(drawn)) % 900)
+
+    patch.setattr(PagedRunner, "_outcome", remembering)
+
+
+@pytest.mark.parametrize("sabotage", [a_block_is_kept, draws_remember], ids=lambda sabotage: sabotage.__name__)
+def test_with_something_left_of_an_earlier_request_it_fails(
+    sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control of the test above."""
+    sabotage(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_nothing_of_an_earlier_request_is_left_for_a_later_one("adaptive", 16)

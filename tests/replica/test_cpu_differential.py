@@ -16,7 +16,7 @@ from replica.step import Draw, Row, Step
 from tests.kernels.plain_decoder import library_or_reason
 from tests.replica import differential as lab
 from tests.replica.model_driver import greedy
-from tests.replica.tiny_families import FAMILIES, write_family
+from tests.replica.tiny_families import DENSE, write_family
 
 _, REASON = library_or_reason()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=f"no C++ step here: {REASON}")
@@ -39,7 +39,7 @@ def logits_of(runner: ModelRunner, length: int) -> torch.Tensor:
     return runner.forward(Step(0, (row,)))[0].double()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_logits_of_every_architecture(tmp_path: Path, family: str) -> None:
     directory = write(tmp_path, family)
     exact, runner = runner_of(directory, "float32"), runner_of(directory)

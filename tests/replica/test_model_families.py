@@ -196,3 +196,40 @@ def test_the_comparison_sees_what_sets_a_family_apart(tmp_path: Path) -> None:
     layers = forward.model.layers
     object.__setattr__(layers[0], "head_norms", None)
     assert not family.agrees(family.runner.forward(Step(0, (row(0, 90, [5, 9, 2, 40, 41, 3]),)))[0], 90)
+
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_weights_of_experts_with_and_without_renormalising(tmp_path: Path, renormalize: bool) -> None:
+    directory = write_family(tmp_path, "qwen3-moe", norm_topk_prob=renormalize)
+    logits = runner_of(directory).forward(Step(0, (row(0, 40, [5, 9, 2]),)))[0]
+    assert float((logits - family_logits(directory, TOKENS[:40])[-1]).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mlp_only_layers": [1]}, r"mlp_only_layers \[1\] is not supported with experts \(\[\] is\)"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step 2 is not supported with experts"),
+        ({"use_sliding_window": True}, "use_sliding_window True is not supported with experts"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, of 6 experts"),
+        ({"moe_intermediate_size": 40}, r"tensor model.layers.0.mlp.experts.0.gate_proj.weight has the shape \[32, 48\]"),
+    ],
+)
+def test_mixtures_that_are_not_served_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    directory = write_family(tmp_path, "qwen3-moe")
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **EXPERTS, **changes}))
+    with pytest.raises(ModelError, match=message):
+        runner_of(directory)
+
+
+def test_experts_are_not_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANTANG_KERNELS", "reference")
+    with pytest.raises(ModelError, match="quantization w4a16: experts are served in the model's dtype only"):
+        runner_of(write_family(tmp_path, "qwen3-moe"), quantization="w4a16")
+    monkeypatch.delenv("RANTANG_KERNELS")
+    with pytest.raises(ModelError, match=r"w4a8 needs the C\+\+ step: its feed-forward layers are experts"):
+        runner_of(tmp_path, dtype="bfloat16", quantization="w4a8")

@@ -19,6 +19,7 @@ from replica.contract.model_error import ModelError
 from replica.runner import ModelRunner
 from replica.step import Row, Step
 from tests.kernels import triton_interpreter  # noqa: F401 - for what it installs
+from tests.kernels.triton_memory import counted
 from tests.replica.differential import BLOCK, SHARED, Lab, Setting, asked, ids
 from tests.replica.tiny_families import write_family
 
@@ -50,7 +51,7 @@ class Pair:
             self.triton = runner_of(directory, "triton", patch)
 
 
-@pytest.fixture(scope="module", params=["mistral", "qwen3"])  # a sliding window; norms of heads
+@pytest.fixture(scope="module", params=["mistral", "qwen3", "qwen3-moe"])  # a sliding window; norms of heads; experts
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -104,13 +105,30 @@ def test_hidden_states_of_a_mixed_batch(pair: Pair) -> None:
     assert float(written.norm() / pair.torch._held.pool.norm()) < 1e-5, "and what was written to the pages"
 
 
-@pytest.mark.parametrize("invariant", [True, False])
+@pytest.mark.parametrize("quantization", ["w8a16", "w4a16", "fp8"])
+def test_quantised_weights(quantization: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The kernels compute with them what torch does: ids and hidden states. Biases and norms of heads are there too."""
+    directory = write_family(tmp_path_factory.mktemp(quantization), "qwen2", num_hidden_layers=1)
+    right, ours = (runner_of(directory, kernels, monkeypatch, quantization=quantization) for kernels in ("reference", "triton"))
+    assert f", {quantization}: " in ours.kernels
+    with counted() as traffic:
+        hidden = hidden_of(ours)
+    assert traffic.launches.count("linear_quantized_kernel") == 4, "products of one layer"
+    expected = hidden_of(right)
+    assert float((hidden - expected).norm() / expected.norm()) < 1e-5
+    plain = hidden_of(runner_of(directory, "reference", monkeypatch))
+    assert 1e-3 < float((plain - expected).norm() / expected.norm()) < 0.3, "they are not the weights that were quantised"
+    setting = Setting(budget=16, blocks=60)
+    assert Lab(ours, setting).answer(TABLE[1:3]) == Lab(right, setting).answer(TABLE[1:3])
+
+
+@pytest.mark.parametrize(("invariant", "quantization"), [(True, None), (False, None), (True, "w4a16")])
 def test_a_row_alone_has_the_bits_of_the_row_in_a_batch(
-    invariant: bool, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    invariant: bool, quantization: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """With batch_invariant; without it torch's product of one row is not that of many, or the test would show nothing."""
     directory = write_family(tmp_path_factory.mktemp("invariant"), "llama", num_hidden_layers=1, hidden_size=192, intermediate_size=384)
-    runner = runner_of(directory, "triton", monkeypatch, batch_invariant=invariant)
+    runner = runner_of(directory, "triton", monkeypatch, batch_invariant=invariant, quantization=quantization)
     together = hidden_of(runner)
     alone = hidden_of(runner, Step(1, mixed_step().rows[:1], ()))
     assert torch.equal(alone[0], together[0]) == invariant

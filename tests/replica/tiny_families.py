@@ -21,6 +21,7 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "tie_word_embeddings": False,
 }
+_WHOLE = {"norm_topk_prob": True, "pad_token_id": 0}
 # name → (transformers' model type, what differs)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -28,7 +29,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-windowed": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3-moe": ("qwen3_moe", {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, **_WHOLE}),
 }
+DENSE = tuple(name for name in FAMILIES if not name.endswith("-moe"))  # those without experts
 
 
 def write_family(directory: Path, family: str, *, seed: int = 0, **changes: Any) -> Path:

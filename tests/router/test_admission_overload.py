@@ -248,10 +248,13 @@ def test_client_errors_count_against_no_replica() -> None:
 def test_back_pressure_is_neutral_and_bounded() -> None:
     """RTR-16: a replica whose queue is full bounces; retries stay within their budget, and it serves again at once."""
     small = limits(max_waiting=4, max_num_seqs=4)
-    world = World(CONFIG, [ModelledReplica(f"r{i}", truth=CPU, limits=small) for i in range(2)])
+    world = World(CONFIG, [ModelledReplica(f"r{i}", truth=CPU) for i in range(2)])
     world.run(1.0)
+    for replica in world.replicas.values():
+        replica.limits = small  # others fill its queue: less fits than this router believes
     outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 20), max_tokens=20)) for i in range(40)]
     world.run(30.0)
+    assert world.board.traffic.tally.retries > 0
     assert served(outcomes) >= 8
     assert all(outcome.rejected.status == 429 for outcome in outcomes if outcome.rejected)
     assert world.board.traffic.tally.retries <= 3 + 0.1 * 40

@@ -1,6 +1,7 @@
 """A router and two replicas with mock runners over real sockets, asked through the HTTP app."""
 
 import asyncio
+import contextlib
 import importlib.util
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ import httpx
 import pytest
 
 from replica.config import EngineConfig
+from replica.contract.blocks import block_keys
 from replica.server import ReplicaServer
+from router.api import submission
 from router.config import RouterConfig
 from router.link import Member
 from router.server import RouterServer
@@ -30,11 +33,17 @@ class Stack:
 
 @pytest.fixture
 async def stack() -> AsyncIterator[Stack]:
+    async with served(RouterConfig()) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def served(router_config: RouterConfig) -> AsyncIterator[Stack]:
     config = EngineConfig(runner="mock", mock_step_ms=5.0, served_model_name="smollm2")
     replicas = [ReplicaServer(config, replica_id=f"r{i}", secret=b"s", host="127.0.0.1") for i in range(2)]
     for replica in replicas:
         await replica.start()
-    router = RouterServer(RouterConfig(), model="smollm2", revision=None, served_name="smollm2", router_id="a", secret=b"s")
+    router = RouterServer(router_config, model="smollm2", revision=None, served_name="smollm2", router_id="a", secret=b"s")
     await router.start()
     router.update_replicas([Member(f"r{i}", *replica.address) for i, replica in enumerate(replicas)])
     async with asyncio.timeout(20):
@@ -94,3 +103,32 @@ async def test_what_is_believed_to_be_cached_is_for_chats_as_for_texts(stack: St
     stats = stack.router.stats()
     assert stats["hits_predicted_tokens"] == pytest.approx(stats["hits_actual_tokens"], abs=16 * 13)
     assert stats["hits_actual_tokens"] == sum(cached)
+
+
+async def test_without_one_function_for_both_sides_nothing_would_be_believed(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RTR-07's control: a router that names blocks in its own way."""
+    monkeypatch.setattr(submission, "block_keys", lambda root, ids, size: block_keys(b"own".ljust(16), ids, size // 2))
+    with pytest.raises(AssertionError):
+        await test_what_is_believed_to_be_cached_is_for_chats_as_for_texts(stack)
+
+
+async def cached_of_two_tenants() -> list[int]:
+    """Of the same prompt: asked by A, by B, by A again with a salt, twice, and by B with A's salt."""
+    asked = [("a", None), ("b", None), ("a", None), ("a", "mine"), ("a", "mine"), ("b", "mine")]
+    cached = []
+    async with served(RouterConfig(api_keys=("a", "b"))) as stack:
+        for key, salt in asked:
+            body = {"model": "smollm2", "prompt": "All of this is one and the same story. " * 20, "max_tokens": 2, "cache_salt": salt}
+            answer = await stack.client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+            cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+    return cached
+
+
+async def test_tenants_do_not_see_each_others_cached_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KVC-08: B finds nothing of A's, not even with A's salt; A finds its own."""
+    first, other, again, salted, salted_again, copied = await cached_of_two_tenants()
+    assert first == other == salted == copied == 0
+    assert again > 100 and salted_again > 100
+    monkeypatch.setattr(submission, "cache_salt", lambda caller, client_salt: (client_salt or "").encode())
+    first, other, *_, copied = await cached_of_two_tenants()
+    assert first == 0 and other > 100 and copied > 100, "the control: a salt that does not come from the key"

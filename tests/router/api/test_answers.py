@@ -250,10 +250,11 @@ async def test_chat_logprobs(client: httpx.AsyncClient, backend: FakeBackend, to
     assert [entry for block in streamed.logprobs for entry in block["content"]] == entries
 
 
+@pytest.mark.parametrize("per_delta", [1, 2, 9])
 @pytest.mark.parametrize("top", [0, 5])
-async def test_completion_logprobs(client: httpx.AsyncClient, backend: FakeBackend, top: int) -> None:
-    text = "A 😀 fox"
-    backend.script = lambda request: Script(tokens=(*ids(text), EOS), per_delta=2)
+async def test_completion_logprobs(client: httpx.AsyncClient, backend: FakeBackend, top: int, per_delta: int) -> None:
+    text = "A 😀👩‍👧 fox"  # with tokens that bring no character
+    backend.script = lambda request: Script(tokens=(*ids(text), EOS), per_delta=per_delta)
     body = strict_json((await post(client, COMPLETIONS, logprobs=top, stop=["x"])).content)
     block = body["choices"][0]["logprobs"]
     assert len(block["tokens"]) == len(block["token_logprobs"]) == len(block["text_offset"]) == body["usage"]["completion_tokens"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import httpx
@@ -77,11 +78,15 @@ async def test_tokenize_refuses(client: httpx.AsyncClient) -> None:
     assert (await client.post("/tokenize", json={"model": "other", "prompt": "x"})).status_code == 404
 
 
+def keyed_client(backend: FakeBackend) -> httpx.AsyncClient:
+    app = build_app(backend, smollm2(), RouterConfig(api_keys=("key-one", "key-two")))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router")
+
+
 @pytest.fixture
 def keyed() -> tuple[FakeBackend, httpx.AsyncClient]:
     backend = FakeBackend()
-    app = build_app(backend, smollm2(), RouterConfig(api_keys=("key-one", "key-two")))
-    return backend, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router")
+    return backend, keyed_client(backend)
 
 
 async def test_keys_open_the_door_and_keep_tenants_apart(keyed: tuple[FakeBackend, httpx.AsyncClient]) -> None:
@@ -93,6 +98,7 @@ async def test_keys_open_the_door_and_keep_tenants_apart(keyed: tuple[FakeBacken
             assert error_of(response)["code"] == "invalid_api_key"
     for path in ("/health", "/ready", "/version", "/metrics"):
         assert (await client.get(path)).status_code == 200
+    assert re.search(r'^rantang:requests_invalid_total\{.*status="401".*\} 16\.0$', (await client.get("/metrics")).text, re.M)
     body = {"model": "smollm2", "messages": HI}
     seen = []
     for key, salt in (("key-one", None), ("key-one", None), ("key-two", None), ("key-one", "mine"), ("key-two", "mine")):
@@ -101,5 +107,6 @@ async def test_keys_open_the_door_and_keep_tenants_apart(keyed: tuple[FakeBacken
         request = backend.batches[-1].requests[0]
         assert key not in repr(request)
         seen.append((request.tenant, request.cache_salt, request.block_keys[0]))
-    assert seen[0] == seen[1] and len(set(seen)) == 4  # salts, and so blocks, are shared within a tenant only
+    assert seen[0] == seen[1] and len(set(seen)) == 4
+    assert len({salt for _, salt, _ in seen}) == len({block for _, _, block in seen}) == 4  # shared within a tenant only
     assert len({tenant for tenant, _, _ in seen}) == 2

@@ -99,8 +99,9 @@ def test_another_epoch_is_ignored_and_a_new_incarnation_starts_empty() -> None:
     index.snapshot(reborn, Snapshot(2, 0, ()))
     assert index.match(keys(1)) == {}
     assert not index.frame(reborn, frame(2, stored(1), epoch=1))
-    index.snapshot(reborn, Snapshot(1, 9, ((keys(1)[0], b""),)))
-    assert index.match(keys(1)) == {}
+    for epoch in (1, 3):
+        index.snapshot(reborn, Snapshot(epoch, 9, ((keys(1)[0], b""),)))
+    assert index.match(keys(1)) == {} and index.stale == 2
 
 
 def test_before_its_snapshot_nothing_is_believed() -> None:
@@ -120,6 +121,27 @@ def test_an_attempt_in_flight_is_a_hit_to_come_until_it_is_settled() -> None:
     index.settled(R0, 7)
     index.settled(R0, 8)
     assert index.match(keys(1)) == {}
+    assert index.coming == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from([R0, R1]), st.integers(0, 5), st.integers(0, 4), st.booleans()), max_size=40))
+def test_hits_to_come_are_those_of_the_attempts_under_way(moves: list[tuple[Incarnation, int, int, bool]]) -> None:
+    """Whoever shares a chain with whom, on one replica or on two, and in whatever order they end."""
+    index = synced(R0, R1)
+    under_way: dict[int, tuple[Incarnation, int]] = {}
+    for attempt, (one, length, victim, resync) in enumerate(moves):
+        index.dispatched(one, attempt, keys(*range(length)), held=0)
+        under_way[attempt] = (one, length)
+        if resync:
+            assert index.frame(one, frame(10 * attempt + 10, stored(99)))
+            index.snapshot(one, Snapshot(1, 10 * attempt + 10, ()))
+        if victim < len(under_way):
+            gone = list(under_way)[victim]
+            index.settled(under_way.pop(gone)[0], gone)
+        expected = {each: max((n for holder, n in under_way.values() if holder == each), default=0) for each in (R0, R1)}
+        assert index.match(keys(*range(5))) == {each: n for each, n in expected.items() if n}
+    for attempt, (one, _) in under_way.items():
+        index.settled(one, attempt)
     assert index.coming == 0
 
 

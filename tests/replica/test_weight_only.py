@@ -1,0 +1,116 @@
+"""Weights of eight and four bits for activations of sixteen: what is read of a file, a rank's part, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.reference.quantized_weight import QuantizedWeight, dequantize, quantize_fp8, quantize_int4, quantize_int8
+from replica.config import WEIGHT_ONLY, EngineConfig
+from replica.contract.model_error import ModelError
+from replica.contract.model_files import resolve
+from replica.models.config import read_model_config
+from replica.models.gguf_groups import held_as
+from replica.models.loader import open_source
+from replica.models.weight_only import Piece, read_quantized
+from replica.models.weight_source import Part, WeightSource
+from replica.runner import ModelRunner
+from replica.step_choice import choose_step
+from tests.replica.model_driver import Driver, greedy
+from tests.replica.thread_ranks import lead
+from tests.replica.tiny_families import write_family
+from tests.replica.tiny_gguf import write_llama_gguf
+
+KINDS = gguf.GGMLQuantizationType
+CPU = torch.device("cpu")
+QUANTIZE: dict[str, Callable[[Tensor], QuantizedWeight]] = {"w8a16": quantize_int8, "w4a16": quantize_int4, "fp8": quantize_fp8}
+SIZES = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 192,
+}  # whole groups of a half
+QUERY, GATE, UP, DOWN = (f"model.layers.0.{name}.weight" for name in ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"))
+
+
+def gguf_source(directory: Path, kind: KINDS) -> WeightSource:
+    write_llama_gguf(directory / "m.gguf", kind, **SIZES)
+    files = resolve(str(directory / "m.gguf"))
+    return open_source(files, read_model_config(files))
+
+
+def config_of(model: Path, **changes: Any) -> EngineConfig:
+    return EngineConfig.model_validate(
+        {"model": str(model), "dtype": "float32", "num_gpu_blocks_override": 40, "num_threads": 1, **changes}
+    )
+
+
+@pytest.mark.parametrize(("kind", "quantization"), [(KINDS.Q8_0, "w8a16"), (KINDS.Q4_1, "w4a16"), (KINDS.Q4_0, "w4a16")])
+def test_blocks_of_that_width_are_those_of_the_file(kind: KINDS, quantization: str, tmp_path: Path) -> None:
+    source = gguf_source(tmp_path, kind)
+    for name in (QUERY, DOWN):  # rows of queries lie in another order in the file
+        held = dequantize(read_quantized(source, [Piece(name)], quantization, CPU))
+        assert torch.equal(held.bfloat16(), source.read(name).bfloat16()), "which rounds to bfloat16"
+
+
+@pytest.mark.parametrize("quantization", WEIGHT_ONLY)
+def test_others_are_quantised_here(quantization: str, tmp_path: Path) -> None:
+    source = gguf_source(tmp_path, KINDS.F32)
+    joined = read_quantized(source, [Piece(GATE), Piece(UP)], quantization, CPU)
+    assert torch.equal(dequantize(joined), dequantize(QUANTIZE[quantization](torch.cat((source.read(GATE), source.read(UP))))))
+    assert joined.rows == 2 * SIZES["intermediate_size"] and joined.columns == SIZES["hidden_size"]
+
+
+@pytest.mark.parametrize("kind", [KINDS.Q8_0, KINDS.Q4_1])
+def test_a_ranks_part_is_a_part_of_the_whole(kind: KINDS, tmp_path: Path) -> None:
+    source, quantization = gguf_source(tmp_path, kind), "w8a16" if kind is KINDS.Q8_0 else "w4a16"
+    rows, width = SIZES["hidden_size"], SIZES["intermediate_size"]
+    whole = dequantize(read_quantized(source, [Piece(DOWN)], quantization, CPU))
+    second = Part(1, 2)
+    assert torch.equal(dequantize(read_quantized(source, [Piece(DOWN, columns=second)], quantization, CPU)), whole[:, width // 2 :])
+    assert torch.equal(dequantize(read_quantized(source, [Piece(DOWN, rows=second)], quantization, CPU)), whole[rows // 2 :])
+    cut = dequantize(read_quantized(source, [Piece(DOWN, columns=Part(3, 4))], quantization, CPU))  # 48 columns: within a group
+    assert cut.shape == (rows, width // 4)
+    assert 0 < float((cut - whole[:, -48:]).norm() / whole[:, -48:].norm()) < (0.01 if quantization == "w8a16" else 0.1)
+
+
+@pytest.mark.parametrize("quantization", WEIGHT_ONLY[:2])
+def test_two_ranks_say_what_one_says(quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By groups, of which each lies in one rank; fp8 has another scale for each rank's part of a row."""
+    monkeypatch.setenv("RANTANG_KERNELS", "reference")
+    directory = write_family(tmp_path, "llama", **SIZES)
+    alone = config_of(directory, quantization=quantization)
+
+    def answer(runner: Any) -> list[int]:
+        return Driver(runner).generate([5, 9, 77, 3], greedy(20))
+
+    def make(tp: Any) -> ModelRunner:
+        return ModelRunner(config_of(directory, quantization=quantization, tensor_parallel_size=2), tp=tp)
+
+    assert lead(2, make, answer) == answer(ModelRunner(alone))
+
+
+def test_what_nothing_computes_is_refused_with_what_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_family(tmp_path, "llama", **SIZES)
+    for forced in ("", "cpu"):
+        monkeypatch.setenv("RANTANG_KERNELS", forced)
+        with pytest.raises(ModelError, match=r"fp8 is computed by Triton's kernels on a GPU; on a CPU the C\+\+ step has w8a8 and w4a8"):
+            ModelRunner(config_of(directory, quantization="fp8"))
+    monkeypatch.delenv("RANTANG_KERNELS")
+    model = read_model_config(resolve(str(directory)))
+    with pytest.raises(ModelError, match=r"w4a8 needs the C\+\+ step: it runs on cuda \(on a GPU there are w8a16, w4a16, fp8\)"):
+        choose_step(config_of(directory, quantization="w4a8"), model, torch.device("cuda"), 1)
+
+
+def test_people_are_told_what_became_of_a_files_blocks() -> None:
+    kinds = {"token_embd.weight": "Q8_0", "blk.0.attn_q.weight": "Q8_0", "blk.0.attn_k.weight": "Q4_K", "blk.0.attn_norm.weight": "F32"}
+    assert held_as(kinds, "w8a16") == "Q8_0 as in the file, Q8_0 dequantised, Q4_K quantised anew"
+    assert held_as(kinds, "w4a16") == "Q8_0 dequantised, Q8_0 quantised anew, Q4_K scales to the nearest"
+    assert held_as(kinds, "fp8") == "Q8_0 dequantised, Q4_K Q8_0 quantised anew"
