@@ -61,7 +61,6 @@ class LeadingRunner:
     def begin(self, step: Step) -> Callable[[], StepResult]:
         inner = self.inner
         with self._or_lost(step):
-            self._group.announce()
             self._group.send(self._encoder.encode(step))
             wait = inner.begin(step) if isinstance(inner, AsynchronousRunner) else lambda: inner.execute(step)
 

@@ -142,11 +142,6 @@ class RankGroup:
         self._run(lambda: dist.all_gather(gathered, flat))
         return torch.cat(gathered, dim=-1)
 
-    def announce(self) -> None:
-        """Rank 0: a message follows at once; the other ranks wake up for it."""
-        assert self._leader is not None
-        self._run(self._leader.announce)
-
     def send(self, message: bytes) -> None:
         """Rank 0: to every other rank."""
         assert self._leader is not None

@@ -6,9 +6,7 @@ is noticed at once: its connection ends.
 
     greeting  rank 0: a nonce of 32 bytes; the rank: its number, u32, and HMAC-SHA256 of nonce and number under the group's secret,
               which the ranks have from who started them: the store answers anybody
-    message   little-endian: length u32, then that many bytes; before it there may be the word 0xFFFFFFFF: a message follows at once
-
-A rank sleeps between two Steps, and to wake up takes it as long as a Step takes to encode; told before, it does so meanwhile.
+    message   little-endian: length u32, then that many bytes
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ from replica.step import RunnerLost
 
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
-_ANNOUNCEMENT = 0xFFFFFFFF  # no length: more than a message may have
-_AWAKE_S = 0.0005  # that long a rank looks again and again for what was announced, before it sleeps over it
 _NONCE_BYTES = 32
 _HELLO = struct.Struct("<I32s")
 _CHUNK = 1 << 16
@@ -55,7 +51,6 @@ class Peer:
         self._socket = connection
         self._name = name
         self._buffer = bytearray()
-        self._awake_until_s = 0.0
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -68,21 +63,14 @@ class Peer:
         except OSError as error:
             raise GroupBroken(f"{self._name} is gone: {error.strerror or error}") from error
 
-    def announce(self) -> None:
-        """A message follows at once: the other end, if it waits for one, wakes up."""
-        try:
-            self._socket.sendall(_LENGTH.pack(_ANNOUNCEMENT))
-        except OSError as error:
-            raise GroupBroken(f"{self._name} is gone: {error.strerror or error}") from error
-
     def receive(self, timeout_s: float | None = None) -> bytes:
         """The next message; without a timeout, as long as the peer lives. Raises GroupBroken."""
         buffer = self._buffer
         try:
             self._socket.settimeout(timeout_s)
-            while (length := self._length()) == _ANNOUNCEMENT:
-                self._awake_until_s = time.monotonic() + _AWAKE_S
-                del buffer[: _LENGTH.size]
+            while len(buffer) < _LENGTH.size:
+                self._fill()
+            (length,) = _LENGTH.unpack_from(buffer)
             if length > MESSAGE_BYTES_MAX:
                 raise GroupBroken(f"{self._name} announces {length} bytes, {MESSAGE_BYTES_MAX} are allowed")
             end = _LENGTH.size + length
@@ -102,24 +90,11 @@ class Peer:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _length(self) -> int:
-        """The word that the buffer begins with."""
-        while len(self._buffer) < _LENGTH.size:
-            self._fill()
-        return int(_LENGTH.unpack_from(self._buffer)[0])
-
     def _fill(self) -> None:
-        data = self._look() or self._socket.recv(_CHUNK)
+        data = self._socket.recv(_CHUNK)
         if not data:
             raise GroupBroken(f"{self._name} is gone: the connection is closed")
         self._buffer += data
-
-    def _look(self) -> bytes:
-        """Without sleeping, while something is announced; b"" when it has not come, or the connection is closed."""
-        while time.monotonic() < self._awake_until_s:
-            with contextlib.suppress(BlockingIOError):
-                return self._socket.recv(_CHUNK, socket.MSG_DONTWAIT)
-        return b""
 
 
 class Leader:
@@ -152,11 +127,6 @@ class Leader:
                 else:
                     peers[rank] = Peer(connection, f"rank {rank}")
         self.peers = [peers[rank] for rank in range(1, size)]
-
-    def announce(self) -> None:
-        """To every rank."""
-        for peer in self.peers:
-            peer.announce()
 
     def send(self, data: bytes) -> None:
         """To every rank."""

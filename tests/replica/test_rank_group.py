@@ -75,35 +75,6 @@ def test_messages_of_every_size_arrive_in_order() -> None:
             peer.receive(20)
 
 
-@pytest.mark.parametrize("awake_s", [0.0, 0.5])
-def test_an_announced_message_arrives_whether_it_is_looked_or_waited_for(awake_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_channel, "_AWAKE_S", awake_s)
-    leader, (peer,) = channel(2)
-
-    def send() -> None:
-        for message in (b"first", b"", b"y" * 70_000):
-            leader.announce()
-            time.sleep(0.05)
-            leader.send(message)
-        leader.announce()
-        leader.close()
-
-    sender = threading.Thread(target=send)
-    sender.start()
-    assert [peer.receive() for _ in range(3)] == [b"first", b"", b"y" * 70_000]
-    with pytest.raises(GroupBroken, match="rank 0 is gone: the connection is closed"):
-        peer.receive()
-    sender.join()
-
-
-def test_what_is_announced_and_does_not_come_has_a_deadline() -> None:
-    leader, (peer,) = channel(2)
-    leader.announce()
-    with pytest.raises(GroupBroken, match=r"rank 0 said nothing for 0\.2 s"):
-        peer.receive(0.2)
-    leader.close()
-
-
 def test_a_peer_that_leaves_is_named_and_one_that_is_silent_has_a_deadline() -> None:
     leader, peers = channel(3)
     began_s = time.monotonic()

@@ -59,9 +59,6 @@ class Rank:
     def meet(self) -> None:
         self.ranks.gather(self.rank, None)
 
-    def announce(self) -> None:
-        """A thread that waits needs no warning."""
-
     def send(self, message: bytes) -> None:
         for messages in self.ranks.messages[1:]:
             messages.put(message)
