@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from bench.drills import failover
-from bench.load_client import LoadClient
-from bench.record import RequestRecord
 from bench.stack import Stack
 from tests.end_to_end.idle import ROOM_FOR_NOISE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def undisturbed() -> list[RequestRecord]:
-    """What the streams say when nothing happens to them: asked once, for both faults."""
-    return []
-
-
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-async def test_streams_survive(served: Stack, client: LoadClient, undisturbed: list[RequestRecord], how: str) -> None:
-    if not undisturbed:
-        undisturbed += await asyncio.gather(*(client.send(call) for call in failover.calls(failover.OUTPUT_TOKENS)))
-    outcome = await failover.one_round(served, client, how, undisturbed, failover.OUTPUT_TOKENS)
+async def test_streams_survive(served: Stack, how: str) -> None:
+    outcome = await failover.run(served, how)
     assert outcome.tokens_before < failover.STREAMS * failover.OUTPUT_TOKENS, "the fault came too late to test anything"
     assert outcome.lost_streams == {}
     assert outcome.doubled == 0
