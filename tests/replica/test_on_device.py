@@ -22,7 +22,7 @@ from replica.contract.model_files import resolve
 from replica.device import CudaDevice
 from replica.graphed_forward import GraphedForward, Staging, bucket_sizes, shapes_max
 from replica.held_on_device import OnDevice, hold_on_device, measure, num_blocks
-from replica.kv_pool import size_pool
+from replica.kv_pool import PoolSize, size_pool
 from replica.memory_profile import GRAPHS_BYTES_EACH, Profile, pool_bytes
 from replica.models.config import read_model_config
 from replica.models.feed_forward import Experts
@@ -49,10 +49,15 @@ def place_of(config: EngineConfig, device: Any, tp: Any = None) -> OnDevice:
     return OnDevice(config, read_model_config(files), device, REFERENCE, torch.float32, tp or SingleRank())
 
 
+def held(place: OnDevice) -> tuple[GraphedForward, PoolSize]:
+    files = resolve(place.config.model)
+    return hold_on_device(place, files, open_source(files, place.model))
+
+
 def on_device(config: EngineConfig, device: Any, tp: Any = None) -> ModelRunner:
     """A runner whose forward pass is the accelerator's."""
     runner = ModelRunner(config, tp=tp)
-    forward, size = hold_on_device(place_of(config, device, tp), resolve(config.model))
+    forward, size = held(place_of(config, device, tp))
     runner._held = dataclasses.replace(runner._held, forward=forward, pool=forward.pool, size=size)
     runner._pool = forward.pool
     return runner
@@ -257,7 +262,7 @@ def test_a_device_without_room_is_refused_on_all_ranks_with_the_numbers(tmp_path
 
     def make(tp: Any) -> ModelRunner:
         try:
-            hold_on_device(place_of(config, full if tp.rank else roomy, tp), resolve(config.model))
+            held(place_of(config, full if tp.rank else roomy, tp))
         except ModelError as error:
             raised.append(str(error))
         return ModelRunner(config_of(config.model, tensor_parallel_size=2), tp=tp)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.reference.quantized_weight import QuantizedWeight, dequantize, quantize_fp8, quantize_int4, quantize_int8
+from replica import held_model
 from replica.config import WEIGHT_ONLY, EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import resolve
@@ -20,6 +23,7 @@ from replica.models.gguf_groups import held_as
 from replica.models.loader import open_source
 from replica.models.weight_only import Piece, read_quantized
 from replica.models.weight_source import Part, WeightSource
+from replica.parallel.group import SingleRank
 from replica.runner import ModelRunner
 from replica.step_choice import choose_step
 from tests.replica.model_driver import Driver, greedy
@@ -114,3 +118,33 @@ def test_people_are_told_what_became_of_a_files_blocks() -> None:
     assert held_as(kinds, "w8a16") == "Q8_0 as in the file, Q8_0 dequantised, Q4_K quantised anew"
     assert held_as(kinds, "w4a16") == "Q8_0 dequantised, Q8_0 quantised anew, Q4_K scales to the nearest"
     assert held_as(kinds, "fp8") == "Q8_0 dequantised, Q4_K Q8_0 quantised anew"
+
+
+def test_people_are_told_on_a_gpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds the model there is a stand-in: what is said is made before."""
+    monkeypatch.setenv("RANTANG_KERNELS", "reference")
+    monkeypatch.setattr(held_model, "_device", lambda config, rank: torch.device("cuda", 0))
+    read: list[WeightSource] = []
+
+    def held(place: Any, files: Any, source: WeightSource) -> tuple[Any, Any]:
+        read.append(source)
+        return SimpleNamespace(pool=None), None
+
+    monkeypatch.setattr(held_model, "hold_on_device", held)
+    write_llama_gguf(tmp_path / "m.gguf", KINDS.Q8_0, **SIZES)
+    found = held_model.hold_model(config_of(tmp_path / "m.gguf", quantization="w8a16"), SingleRank(), held_model.Stages(None))
+    assert found.kernels.endswith("; weights Q8_0 as in the file, Q8_0 dequantised") and read[0].has(QUERY)
+
+
+def test_experts_are_promised_nothing_that_they_cannot_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_family(tmp_path, "qwen3-moe")
+    model = read_model_config(resolve(str(directory)))
+    monkeypatch.delenv("RANTANG_KERNELS", raising=False)
+    hint = "(the C++ step is 2 to 3 times as fast)"
+    dense = dataclasses.replace(model, mixture=None)
+    assert hint in choose_step(config_of(directory), dense, CPU, 1).reason
+    assert hint not in choose_step(config_of(directory), model, CPU, 1).reason
+    with pytest.raises(ModelError, match="quantization w4a16: experts are served in the model's dtype only"):
+        choose_step(config_of(directory, quantization="w4a16"), model, CPU, 1)
+    with pytest.raises(ModelError, match=r"w4a8 needs the C\+\+ step: it runs on cuda$"):
+        choose_step(config_of(directory, quantization="w4a8"), model, torch.device("cuda"), 1)
