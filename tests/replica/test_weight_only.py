@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from replica import held_model
 from replica.config import WEIGHT_ONLY, EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import resolve
+from replica.models import loader_gguf
 from replica.models.config import read_model_config
-from replica.models.gguf_groups import held_as
+from replica.models.gguf_groups import groups_of, held_as
 from replica.models.loader import open_source
+from replica.models.loader_gguf import GgufSource
 from replica.models.weight_only import Piece, read_quantized
 from replica.models.weight_source import Part, WeightSource
 from replica.parallel.group import SingleRank
@@ -83,6 +86,41 @@ def test_a_ranks_part_is_a_part_of_the_whole(kind: KINDS, tmp_path: Path) -> Non
     cut = dequantize(read_quantized(source, [Piece(DOWN, columns=Part(3, 4))], quantization, CPU))  # 48 columns: within a group
     assert cut.shape == (rows, width // 4)
     assert 0 < float((cut - whole[:, -48:]).norm() / whole[:, -48:].norm()) < (0.01 if quantization == "w8a16" else 0.1)
+
+
+def test_blocks_that_cannot_be_used_are_not_decoded_nor_more_than_a_ranks_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = gguf_source(tmp_path, KINDS.Q8_0)
+    decoded: list[tuple[int, ...]] = []
+    monkeypatch.setattr(loader_gguf, "groups_of", lambda raw, kind: decoded.append(raw.shape) or groups_of(raw, kind))
+    rows, width = SIZES["hidden_size"], SIZES["intermediate_size"]
+    read_quantized(source, [Piece(DOWN)], "w4a16", CPU)
+    assert decoded == []
+    read_quantized(source, [Piece(DOWN, columns=Part(1, 2))], "w8a16", CPU)
+    read_quantized(source, [Piece(DOWN, rows=Part(1, 2))], "w8a16", CPU)
+    assert decoded == [(rows, width // 64, 34), (rows // 2, width // 32, 34)]
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_a_part_of_a_matrix_is_a_part_of_its_groups(permuted: bool, tmp_path: Path) -> None:
+    """Q4_K: halves and quarters of three blocks of 256 cut blocks. Rows of queries lie in another order in the file."""
+    raw = np.random.default_rng(0).integers(0, 256, (64, 3, 144), dtype=np.uint8)
+    raw[:, :, :4] = np.full((64, 3, 2), 0.01, np.float16).view(np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("blk.0.attn_q.weight", raw.reshape(64, -1), raw_dtype=KINDS.Q4_K)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+    config: Any = SimpleNamespace(architecture="LlamaForCausalLM" if permuted else "Qwen2ForCausalLM", head_dim=32)
+    files: Any = SimpleNamespace(gguf=tmp_path / "m.gguf")
+    source = GgufSource(files, config)
+    whole = source.groups(QUERY)
+    assert whole is not None and whole.m is not None and whole.q.shape == (64, 24, 32)
+    assert source.groups(QUERY, bits=8) is None
+    for rows, columns in ((Part(1, 2), Part(1, 2)), (Part(0, 2), Part(0, 4)), (Part(1, 2), Part(2, 4))):
+        part = source.groups(QUERY, rows=rows, columns=columns, bits=4)
+        assert part is not None and part.m is not None
+        down, across = rows.of(64), columns.of(24)
+        for found, meant in ((part.q, whole.q), (part.d, whole.d), (part.m, whole.m)):
+            assert torch.equal(found, meant[down, across])
 
 
 @pytest.mark.parametrize("quantization", WEIGHT_ONLY[:2])
