@@ -1,21 +1,21 @@
 """Before a replica says it is ready it runs a few made-up requests, so that the first real one meets a warm, known engine.
 
-Twice: the first pass pays for what a runner does only once per shape (kernels chosen and compiled, memory touched), the
-second is timed. What is learned is the step-time model; the engine that ran it is thrown away, so that no block, counter or
-event of a made-up request is ever seen.
+Twice: the first pass pays for what a runner does only once (memory touched; on a device kernels compiled and steps recorded,
+for each shape), the second is timed. Where nothing depends on the shape the first is brief. What is learned is the step-time
+model; the engine that ran it is thrown away, so that no block, counter or event of a made-up request is ever seen.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from replica.config import EngineConfig
 from replica.contract.blocks import block_keys, root_key
 from replica.contract.messages import EngineLimits, GenerateRequest, SamplingParams
 from replica.engine import Engine
-from replica.step import Runner
+from replica.step import AsynchronousRunner, Runner
 from replica.step_time_fit import StepTimeFit
 
 TIME_MAX_S = 5.0  # for each pass, looked at between rounds: a big model on a small machine is not held up for long
@@ -47,18 +47,25 @@ def rounds(limits: EngineLimits) -> tuple[Round, ...]:
     return tuple(r for r in fitting if r.prompt_tokens + r.output_tokens <= room)
 
 
+def brief(whole: Sequence[Round]) -> tuple[Round, ...]:
+    """The same kinds of steps, with about half to compute."""
+    return tuple(Round(r.requests, max(1, r.prompt_tokens // 2), min(3, r.output_tokens)) for r in whole)
+
+
 def warm_up(runner: Runner, config: EngineConfig, clock: Callable[[], float]) -> StepTimeFit:
     """What the steps of `runner` take. Raises what the runner raises as RunnerLost; other faults show when real requests come."""
     draw = random.Random(0)
-    _run(runner, config, clock, draw)
-    return _run(runner, config, clock, draw)
+    whole = rounds(runner.limits)
+    has_shapes = isinstance(runner, AsynchronousRunner) and runner.overlaps
+    _run(runner, config, clock, draw, whole if has_shapes else brief(whole))
+    return _run(runner, config, clock, draw, whole)
 
 
-def _run(runner: Runner, config: EngineConfig, clock: Callable[[], float], draw: random.Random) -> StepTimeFit:
+def _run(runner: Runner, config: EngineConfig, clock: Callable[[], float], draw: random.Random, asked: Sequence[Round]) -> StepTimeFit:
     engine = Engine(runner, config, _MODEL, "", clock)
     started_s = clock()
     attempt = 0
-    for each in rounds(engine.limits):
+    for each in asked:
         if clock() - started_s > TIME_MAX_S:
             break
         for _ in range(each.requests):

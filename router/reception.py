@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from router.config import RouterConfig
-from router.policy.admission import Admission, Admit, Outlay, Promise, Shed
+from router.policy.admission import Admission, Admit, Outlay, Overrun, Promise, Shed
 from router.policy.classes import Classes, ServiceClass, Slo, Terms
 from router.policy.decisions import Decisions
 from router.policy.fleet import Fleet, Known, backlog_s
+from router.policy.foresight import Foresight
 from router.policy.making_room import make_room
 from router.policy.policies import policy_named
 from router.policy.queue import Waiting, WaitQueue
@@ -60,6 +61,7 @@ class Reception:
         self._admission = Admission(policy_named(config.policy, seed), config.admission_quantile, seed)
         self.queue = WaitQueue(config.queue_depth_max, config.queue_tokens_max, self.tenants.weight)
         self.decisions = Decisions(config.debug_decisions)
+        self.foresight = Foresight()
         self._passed_over = 0  # of those behind a head without a place, how many were looked at last time
 
     def arrive(self, batch_id: int, batch: Batch, view: RequestView, now: float) -> Answer:
@@ -121,21 +123,31 @@ class Reception:
         service = self._classes.find(terms.request_class)
         if service is None:
             return unknown_class(self._classes)
+        slo = self._classes.slo(terms)
         self._standing.seen(service, terms.tenant, now)
+        self._standing.asks(slo, about_tokens, now)
+        overrun = self.foresight.find(terms, arrival_s, now)
+        if overrun is None:
+            overrun = self._overrun(service, terms.tenant, slo, arrival_s, now)
+            if overrun is None:
+                return None
+            self.foresight.keep(terms, arrival_s, overrun, now)
+        return too_late(self._admission.turn_away(overrun, now, tokens=about_tokens))
+
+    def _overrun(self, service: ServiceClass, tenant: str, slo: Slo, arrival_s: float, now: float) -> Overrun | None:
+        """Of the least request; None where it is not hopeless."""
         candidates = self._fleet.routable()
         outlays = self._fleet.outlays(LEAST, candidates, now)  # of many a sample: most often one of it has room, and all is said
         if not outlays or any(one.is_empty for one in outlays):
             return None
-        slo = self._classes.slo(terms)
-        self._standing.asks(slo, about_tokens, now)
-        promise = self._promise(service, terms.tenant, LEAST.prompt_tokens, slo, arrival_s, now)
+        promise = self._promise(service, tenant, LEAST.prompt_tokens, slo, arrival_s, now)
         if not self._admission.is_hopeless(promise, outlays, now):
             return None
         if len(outlays) < len(candidates):
             outlays = self._fleet.outlays(LEAST, candidates, now, sample=False)
             if any(one.is_empty for one in outlays) or not self._admission.is_hopeless(promise, outlays, now):
                 return None
-        return too_late(self._admission.shed(promise, outlays, now, tokens=about_tokens))
+        return self._admission.overrun(promise, outlays, now)
 
     def head(self, candidates: Sequence[Known], now: float) -> Admitted | None:
         """Judge the head against replicas whose state is new. Whoever is admitted leaves the queue.

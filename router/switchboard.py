@@ -15,6 +15,7 @@ from router.config import RouterConfig
 from router.dispatch import Bounds, Departure
 from router.effects import Effect, Notice, WantSnapshot
 from router.policy.fleet import Fleet, Known
+from router.policy.foresight import Happening
 from router.policy.health import STALL_MIN_S
 from router.policy.incarnation import Incarnation
 from router.policy.steady_clock import SteadyClock
@@ -37,14 +38,14 @@ class Switchboard:
         self.reception = Reception(config, self.fleet, seed)
         self.traffic = Traffic(self.fleet, self.reception, Bounds())
         self._drain_timeout_s = config.drain_timeout_s
-        self._steady = SteadyClock(now, self.fleet.lies)
+        self._event = Happening(self.reception.foresight, SteadyClock(now, self.fleet.lies))
         self._unserved_s: float | None = None  # since when there is work and nobody to do it
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
     def arrive(self, batch: Batch, now: float) -> tuple[int, list[Effect]]:
         """A client request; returns its number here."""
-        now = self._steady(now)
+        now = self._event(now)
         dispatch = self.traffic.open(batch)
         answer = self.reception.arrive(dispatch.batch_id, batch, batch_view(batch), now)
         if isinstance(answer, Queued):
@@ -55,13 +56,13 @@ class Switchboard:
 
     def stop(self, batch_id: int, index: int, now: float) -> list[Effect]:
         """The client needs no more of one choice."""
-        now = self._steady(now)
+        now = self._event(now)
         dispatch = self.traffic.dispatches.get(batch_id)
         return self.traffic.settle(dispatch.stop(index), now) if dispatch is not None else []
 
     def close(self, batch_id: int, now: float) -> list[Effect]:
         """Cancel by the client; idempotent."""
-        now = self._steady(now)
+        now = self._event(now)
         dispatch = self.traffic.dispatches.get(batch_id)
         return self.traffic.settle(dispatch.close(), now) if dispatch is not None else []
 
@@ -69,7 +70,7 @@ class Switchboard:
 
     def connected(self, welcome: Welcome, now: float) -> tuple[Incarnation | None, list[Effect]]:
         """None: another pool's, not to be used."""
-        now = self._steady(now)
+        now = self._event(now)
         effects = self.lost(welcome.replica_id, now)
         incarnation = self.fleet.connect(welcome, now)
         if incarnation is None:
@@ -77,7 +78,7 @@ class Switchboard:
         return incarnation, [*effects, WantSnapshot(incarnation), *self._freshened(incarnation, now)]
 
     def frame(self, incarnation: Incarnation, frame: Frame, now: float) -> list[Effect]:
-        now = self._steady(now)
+        now = self._event(now)
         news = self.fleet.frame(incarnation, frame, now)
         if news is None:
             return []
@@ -94,12 +95,12 @@ class Switchboard:
 
     def undelivered(self, incarnation: Incarnation, attempt: int, now: float) -> list[Effect]:
         """The link could not take it: as if the replica had said that its queue is full."""
-        now = self._steady(now)
+        now = self._event(now)
         return self.traffic.bounced(incarnation, Bounce(attempt, BounceReason.QUEUE_FULL), now)
 
     def lost(self, replica_id: str, now: float) -> list[Effect]:
         """Its link is gone."""
-        now = self._steady(now)
+        now = self._event(now)
         incarnation = self.fleet.lose(replica_id, now)
         if incarnation is None:
             return []
@@ -111,7 +112,7 @@ class Switchboard:
 
     def leave(self, replica_id: str, leaving: bool, now: float) -> None:
         """Membership let it go: no new work; its streams run on until its link closes or the drain's time is up. False: it is back."""
-        now = self._steady(now)
+        now = self._event(now)
         self.fleet.leave(replica_id, leaving, now)
 
     # --- time --------------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ class Switchboard:
         return _QUEUE_TICK_S if len(self.reception.queue) else _IDLE_TICK_S
 
     def tick(self, now: float) -> list[Effect]:
-        now = self._steady(now)
+        now = self._event(now)
         effects: list[Effect] = []
         stalled, pause_s = self.fleet.check(now)
         self.reception.tenants.routers = self.fleet.routers

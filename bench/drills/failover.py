@@ -29,6 +29,7 @@ from bench.result import Result
 from bench.stack import Stack
 
 STREAMS = 24
+OUTPUT_TOKENS = 64  # the fault comes when a quarter is there; a float32 replica alone on two cores makes some 60 a second
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 MOVED_BOUND_S = {"kill": 1.0, "freeze": 3.0}  # a freeze: max(2 s, 4 × step) + 1 s, with steps under half a second
 METRICS_POLL_S = 0.05
@@ -85,7 +86,7 @@ def calls(output_tokens: int, streams: int = STREAMS) -> list[Call]:
     return [json_call("/v1/completions", _body(prompt, output_tokens), expect) for prompt in told]
 
 
-async def run(served: Stack, how: str, output_tokens: int = 96) -> Failover:
+async def run(served: Stack, how: str, output_tokens: int = OUTPUT_TOKENS) -> Failover:
     """Needs a stack of at least two replicas; waits until it is whole again."""
     client = LoadClient(Target.parse(served.url))
     try:
@@ -219,7 +220,7 @@ def report(outcome: Failover, how: str, configuration: dict[str, str]) -> Result
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--how", choices=sorted(SIGNALS), default="kill")
-    parser.add_argument("--output-tokens", type=int, default=200)
+    parser.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS)
     options = parser.parse_args()
     arguments = ["--replicas", "2", "--dtype", "float32", "--queue-time-slo-s", "120"]  # no refusal may pass for a loss
     try:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import uvloop
@@ -32,6 +35,7 @@ SLO_S = 2.0
 AT_ARRIVAL = "queue_time"  # error.code of a refusal decided at arrival
 SERVED_MIN = 8
 REFUSAL_BOUND_MS = 50.0
+SERVE = ("--replicas", "1", "--queue-time-slo-s", f"{SLO_S:g}", "--debug-decisions", "500")
 
 
 class _Error(msgspec.Struct):
@@ -47,6 +51,7 @@ class _Body(msgspec.Struct):
 class Overload:
     records: tuple[RequestRecord, ...]
     page: MetricsPage  # what /metrics gained during the burst
+    waits_s: tuple[float, ...] = ()  # queue times of the accepted, as the router noted them; empty where it was not asked to
 
     def of(self, outcome: Outcome) -> list[RequestRecord]:
         return [record for record in self.records if record.outcome is outcome]
@@ -78,7 +83,13 @@ class Overload:
 
     @property
     def queue_time_p95_s(self) -> float | None:
-        """Upper bound: the lesser of the server's histogram (its bucket's edge) and the time to first token, never less than the wait."""
+        """Exact where every accepted request's is known.
+
+        Else an upper bound: the lesser of the server's histogram (its bucket's edge) and the time to first token, never less
+        than the wait.
+        """
+        if self.waits_s and len(self.waits_s) == len(self.of(Outcome.COMPLETED)):
+            return quantile(self.waits_s, 0.95)
         bounds = [
             self.page.quantile_bound(metrics_page.QUEUE_TIME, 0.95),
             quantile([record.ttft_s for record in self.of(Outcome.COMPLETED) if record.ttft_s is not None], 0.95),
@@ -102,14 +113,29 @@ async def run(url: str, *, requests: int = REQUESTS, output_tokens: int = 32, se
         calm = Work("calm", streams=4, prompt_tokens=PROMPT_TOKENS, output_tokens=16, requests=12)
         await closed_loop(client, calls_of(calm, style, seed), streams=calm.streams)
         await client.open_ahead(requests)
-        before = await asyncio.to_thread(_page, url)
+        before, earlier = await asyncio.to_thread(_page, url), await asyncio.to_thread(_decisions, url)
+        last = max((one["number"] for one in earlier), default=0)
         draw = random.Random(f"overload/{seed}")
         burst = [completion(random_ids(draw, PROMPT_TOKENS), output_tokens, style) for _ in range(requests)]
         records = await asyncio.gather(*(client.send(call) for call in burst))
-        after = await asyncio.to_thread(_page, url)
+        after, told = await asyncio.to_thread(_page, url), await asyncio.to_thread(_decisions, url)
     finally:
         client.close()
-    return Overload(tuple(records), after.since(before))
+    return Overload(tuple(records), after.since(before), waits_s(one for one in told if one["number"] > last))
+
+
+def waits_s(decisions: Iterable[Mapping[str, Any]]) -> tuple[float, ...]:
+    """Queue times of those that were admitted and had a token."""
+    found = ((one["actual"] or {}).get("queue_time_s") for one in decisions if one["verdict"] == "admitted")
+    return tuple(wait_s for wait_s in found if wait_s is not None)
+
+
+def _decisions(url: str) -> list[Mapping[str, Any]]:
+    """The last ones; empty where the server does not tell."""
+    try:
+        return list(json.loads(stack.get_text(f"{url}/debug/decisions"))["data"])
+    except OSError:
+        return []
 
 
 def _page(url: str) -> MetricsPage:
@@ -136,7 +162,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--output-tokens", type=int, default=32)
     options = parser.parse_args()
-    arguments = ["--replicas", "1", "--queue-time-slo-s", f"{SLO_S:g}"]
+    arguments = list(SERVE)
     try:
         with stack.served(arguments) as url:
             outcome = uvloop.run(run(url, requests=options.requests, output_tokens=options.output_tokens))

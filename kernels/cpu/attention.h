@@ -113,7 +113,7 @@ inline void block_scores(const Span& span, int row, int count, const Block& bloc
 
 inline void block_sums(const uint16_t* weights, const float* fade, int count, const Block& block, int dim, float* sums) {
     for (int i = 0; i < count; i++)
-        for (float *sum = sums + (size_t)i * dim, *end = sum + dim; sum < end; sum += LANES) store(sum, mul(load(sum), all(fade[i])));
+        for (float *sum = sums + (size_t)i * dim, *end = sum + dim; fade[i] != 1 && sum < end; sum += LANES) store(sum, mul(load(sum), all(fade[i])));
     tile_weigh(weights, count, block.values, block.values_ahead, block.tiles, dim, sums);
 }
 #else
@@ -140,19 +140,21 @@ inline void attend_block(const Span& span, int row, int count, const Block& bloc
     for (int i = 0; i < count; i++) {
         const int position = span.position + (row + i) / span.heads;
         const int end = position + 1 - block.first, begin = span.window ? std::max(0, end - span.window) : 0;
+        const bool sees_all = begin == 0 && end >= KEYS;
+        const auto seen = [&](F v, F otherwise, int t) { return sees_all ? v : between(v, otherwise, begin - t * LANES, end - t * LANES); };
         F s[4], most = all(NOTHING);
         for (int t = 0; t < 4; t++) {
-            s[t] = between(load(score + i * KEYS + t * LANES), all(NOTHING), begin - t * LANES, end - t * LANES);
+            s[t] = seen(load(score + i * KEYS + t * LANES), all(NOTHING), t);
             most = greatest(most, s[t]);
         }
         float& highest = scratch.top[row + i];
         const float before = highest;
         highest = std::max(before, ::top(most));
-        fade[i] = std::exp2((before - highest) * unit);
+        fade[i] = before == highest ? 1 : std::exp2((before - highest) * unit);
         float* mass = &scratch.mass[(size_t)(row + i) * LANES];
         F total = mul(load(mass), all(fade[i]));
         for (int t = 0; t < 4; t++) {
-            const F p = between(power_of_two(mul(sub(s[t], all(highest)), all(unit))), zero(), begin - t * LANES, end - t * LANES);
+            const F p = seen(power_of_two(mul(sub(s[t], all(highest)), all(unit))), zero(), t);
             total = add(total, p);
             store_bf16(weights + i * KEYS + t * LANES, p);
         }

@@ -1,7 +1,12 @@
 // A fixed team of threads that walks through a step's phases together: tasks are taken from a counter, then all wait for one another.
 // Who takes a task never changes what is computed. Who waits spins for about 50 us, then sleeps: a core that others need is given up.
+// A team as large as the set of cores that its maker may use keeps to them while it runs, each thread to one: Linux, left to itself, puts
+// two of low priority on one core when somebody else wakes on the other, and lets that one stand idle afterwards. Where somebody else keeps
+// a core for long, it is Linux who finds the way round: the runs that follow one in which the caller had less than half of its time are free.
 #pragma once
 #include <immintrin.h>
+#include <sched.h>
+#include <time.h>
 
 #include <atomic>
 #include <thread>
@@ -10,6 +15,10 @@
 class Team {
    public:
     explicit Team(int size) : size_(size) {
+        cpu_set_t usable;
+        if (size > 1 && !sched_getaffinity(0, sizeof usable, &usable) && CPU_COUNT(&usable) == size)
+            for (int core = 0; core < CPU_SETSIZE; core++)
+                if (CPU_ISSET(core, &usable)) cores_.push_back(core);
         try {
             for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { work(i); });
         } catch (...) {  // those that never came count as arrived, so that those that did can leave
@@ -29,9 +38,15 @@ class Team {
         const auto call = [&](int index) { body(Worker(*this, index)); };
         job_ = [](const void* what, int index) { (*static_cast<const decltype(call)*>(what))(index); };
         what_ = &call;
-        meet();
-        call(0);
-        meet();
+        stays_ = !cores_.empty() && free_runs_-- <= 0;
+        const Clock began;
+        {
+            const Stay stay(*this, 0);  // the caller goes where it likes afterwards
+            meet();
+            call(0);
+            meet();
+        }
+        if (stays_) free_runs_ = began.is_crowded() ? FREE_RUNS : 0;
     }
 
     class Worker {
@@ -63,10 +78,37 @@ class Team {
         std::atomic<int> value{0};
     };
 
+    // On its core until the end of the scope.
+    struct Stay {
+        Stay(const Team& team, int index) : moved_(team.stays_ && !sched_getaffinity(0, sizeof before_, &before_)) {
+            if (!moved_) return;
+            cpu_set_t one;
+            CPU_ZERO(&one);
+            CPU_SET(team.cores_[index], &one);
+            sched_setaffinity(0, sizeof one, &one);
+        }
+        ~Stay() {
+            if (moved_) sched_setaffinity(0, sizeof before_, &before_);
+        }
+        cpu_set_t before_;
+        const bool moved_;
+    };
+
+    struct Clock {
+        static double seconds(clockid_t which) {
+            timespec now;
+            clock_gettime(which, &now);
+            return now.tv_sec + 1e-9 * now.tv_nsec;
+        }
+        bool is_crowded() const { return 2 * (seconds(CLOCK_THREAD_CPUTIME_ID) - own_) < seconds(CLOCK_MONOTONIC) - wall_; }
+        const double wall_ = seconds(CLOCK_MONOTONIC), own_ = seconds(CLOCK_THREAD_CPUTIME_ID);
+    };
+
     void work(int index) {
         for (;;) {
             meet();
             if (!job_) return;
+            const Stay stay(*this, index);
             job_(what_, index);
             meet();
         }
@@ -87,8 +129,11 @@ class Team {
         generation_.wait(now);
     }
 
-    static constexpr int SPINS = 4000;
+    static constexpr int SPINS = 4000, FREE_RUNS = 64;
     const int size_;
+    std::vector<int> cores_;  // one for each thread, or none
+    bool stays_ = false;
+    int free_runs_ = 0;  // to come
     void (*job_)(const void*, int) = nullptr;
     const void* what_ = nullptr;
     std::vector<Counter> taken_;

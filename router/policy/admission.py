@@ -78,6 +78,34 @@ class Shed:
 Verdict = Admit | Wait | Shed
 
 
+class _Delay(msgspec.Struct, frozen=True, gc=False):
+    """By how much a request delays those behind it on one replica, calibrated."""
+
+    service_s: float
+    token_s: float  # of that, per token to prefill
+    tokens_max: int
+
+    @classmethod
+    def of(cls, one: Outlay, now: float) -> _Delay:
+        forecast, scale = one.candidate.forecast, one.waits.scale(now)
+        return cls(forecast.service_s * scale, forecast.token_s * scale, one.candidate.view.limits.max_model_len)
+
+    def seconds(self, tokens: int) -> float:
+        """Of a prompt of at least so many. A seat's time is the same for any length: only what is prefilled grows with it."""
+        return max(self.service_s, min(tokens, self.tokens_max) * self.token_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Overrun:
+    """How a promise would be broken: all of a refusal but its turn among those who were told to come back."""
+
+    over_s: float  # after that, there would be room
+    expected_s: float
+    limit_s: float
+    kind: Kind
+    delays: tuple[_Delay, ...] = ()  # by replica; none where there is no turn
+
+
 @dataclass(frozen=True, slots=True)
 class Promise:
     """What was promised, how much of it is used up, and how much queued work comes before."""
@@ -148,34 +176,39 @@ class Admission:
         return self._policy.choose(request, [one.candidate for one in outlays], now)
 
     def shed(self, promise: Promise, outlays: Sequence[Outlay], now: float, *, tokens: int = 0) -> Shed:
-        """Retry-After: when a request like this one would be admitted, after all who were told to come back before it; plus jitter.
+        """`turn_away` of what `overrun` finds."""
+        return self.turn_away(self.overrun(promise, outlays, now), now, tokens=tokens)
 
-        `tokens`: of its prompt, where it is only guessed, and the outlays are of the least request.
-        """
+    def overrun(self, promise: Promise, outlays: Sequence[Outlay], now: float) -> Overrun:
+        """How the promise would be broken; the same for all of its kind, until something happens."""
         if not any(_could_keep_tpot(one, promise) for one in outlays):
-            return self._shed_for_tpot(promise, outlays)
+            return _tpot_overrun(promise, outlays)
         over_s = min(self._over_s(one, promise, now) for one in outlays)
-        free_s = now + max(0.05, over_s)
-        turn_s = min(max(free_s, self._returning_s), now + RETRY_AFTER_MAX_S)
-        self._returning_s = min(turn_s + self._service_s(outlays, now, tokens), now + RETRY_AFTER_MAX_S)
         best = min(outlays, key=lambda one: one.wait_s(0.5, now))
         expected_s = promise.waited_s + promise.ahead_s + best.wait_s(0.5, now)
+        limit_s, kind = promise.slo_s, Kind.QUEUE_TIME
         within_s = promise.slo.ttft_within_s(best.candidate.forecast.new_tokens)
         if within_s < math.inf and expected_s <= promise.slo_s:
-            ttft_s = promise.waited_s + promise.ahead_s + best.ttft_s(0.5, now)
-            return Shed(self.jittered(turn_s - now), ttft_s, within_s, Kind.TTFT)
-        return Shed(self.jittered(turn_s - now), expected_s, promise.slo_s, Kind.QUEUE_TIME)
+            expected_s, limit_s = promise.waited_s + promise.ahead_s + best.ttft_s(0.5, now), within_s
+            kind = Kind.TTFT
+        return Overrun(max(0.05, over_s), expected_s, limit_s, kind, tuple(_Delay.of(one, now) for one in outlays))
+
+    def turn_away(self, overrun: Overrun, now: float, *, tokens: int = 0) -> Shed:
+        """Retry-After: when a request like this one would be admitted, after all who were told to come back before it; plus jitter.
+
+        `tokens`: of its prompt, where it is only guessed, and the overrun is of the least request.
+        """
+        wait_s = overrun.over_s
+        if overrun.kind is not Kind.TPOT:  # such a one has no turn: only an idle replica would take it
+            turn_s = min(max(now + wait_s, self._returning_s), now + RETRY_AFTER_MAX_S)
+            service_s = min(delay.seconds(tokens) for delay in overrun.delays) / len(overrun.delays)
+            self._returning_s = min(turn_s + service_s, now + RETRY_AFTER_MAX_S)
+            wait_s = turn_s - now
+        return Shed(self.jittered(wait_s), overrun.expected_s, overrun.limit_s, overrun.kind)
 
     def is_about_dry(self, one: Outlay, now: float) -> bool:
         """It will soon have nothing more to do than what is in its steps now. `one`: of the least request."""
         return one.is_empty or one.wait_s(0.5, now) <= LEAN_STEPS * one.candidate.forecast.grain_s
-
-    def _shed_for_tpot(self, promise: Promise, outlays: Sequence[Outlay]) -> Shed:
-        """Only an idle replica would take it: it has no turn among those who come back."""
-        assert promise.slo.tpot_s is not None
-        idle_s = min(RETRY_AFTER_MAX_S, max(0.05, min(one.candidate.forecast.idle_s for one in outlays)))
-        tpot_s = min(one.candidate.forecast.alone_tpot_s for one in outlays)
-        return Shed(self.jittered(idle_s), tpot_s, promise.slo.tpot_s, Kind.TPOT)
 
     def jittered(self, seconds: float) -> float:
         return seconds * (1.0 + _JITTER * self._random.random())
@@ -199,9 +232,9 @@ class Admission:
         within_s = promise.slo.ttft_within_s(one.candidate.forecast.new_tokens)
         return over_s if within_s == math.inf else max(over_s, promise.ahead_s + one.ttft_s(self._quantile, now) - within_s)
 
-    def _service_s(self, outlays: Sequence[Outlay], now: float, tokens: int = 0) -> float:
-        """By how much it delays those behind it, spread over the replicas. `tokens`: at least that many, as far as they fit."""
-        return min(_delay_s(one, tokens) * one.waits.scale(now) for one in outlays) / len(outlays)
+    def _service_s(self, outlays: Sequence[Outlay], now: float) -> float:
+        """By how much it delays those behind it, spread over the replicas."""
+        return min(_Delay.of(one, now).service_s for one in outlays) / len(outlays)
 
 
 def _could_keep_tpot(one: Outlay, promise: Promise) -> bool:
@@ -209,7 +242,8 @@ def _could_keep_tpot(one: Outlay, promise: Promise) -> bool:
     return promise.slo.tpot_s is None or one.candidate.forecast.alone_tpot_s / one.waits.doubt <= promise.slo.tpot_s
 
 
-def _delay_s(one: Outlay, tokens: int) -> float:
-    """A seat's time is the same for any length: only what is prefilled grows with it."""
-    forecast = one.candidate.forecast
-    return max(forecast.service_s, min(tokens, one.candidate.view.limits.max_model_len) * forecast.token_s)
+def _tpot_overrun(promise: Promise, outlays: Sequence[Outlay]) -> Overrun:
+    assert promise.slo.tpot_s is not None
+    idle_s = min(RETRY_AFTER_MAX_S, max(0.05, min(one.candidate.forecast.idle_s for one in outlays)))
+    tpot_s = min(one.candidate.forecast.alone_tpot_s for one in outlays)
+    return Overrun(idle_s, tpot_s, promise.slo.tpot_s, Kind.TPOT)

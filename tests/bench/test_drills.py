@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -120,6 +121,9 @@ def test_overload_finds_what_is_wrong() -> None:
     assert overloaded(queue_time=coarse, ttft_s=3.0) == ["queue_time_p95"]
     assert overloaded(queue_time=coarse, ttft_s=1.9) == [], "a first token within the SLO proves the wait was"
     assert overloaded(queue_time={1.0: 4, 2.0: 10}, ttft_s=3.0) == []
+    known = Overload(tuple(stream([1], [1.0]) for _ in range(8)), metrics_page.MetricsPage({}, {metrics_page.QUEUE_TIME: coarse}))
+    assert failed(overload.report(replace(known, waits_s=(1.0,) * 8), {}).metrics) == [], "what is known exactly is no bucket's edge"
+    assert failed(overload.report(replace(known, waits_s=(1.0,) * 6 + (2.1,) * 2), {}).metrics) == ["queue_time_p95"]
     assert failed(overload.report(Overload((), metrics_page.MetricsPage({}, {})), {}).metrics) == ["served", "queue_time_p95"]
 
 
@@ -202,3 +206,13 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     file.write_text('{"path": "/", "body_raw": "", "expect_status": [400]}\n{"path": 1}\n')
     with pytest.raises(ValueError, match="line 2"):
         bodies.load(file)
+
+
+def test_overload_reads_the_waits_of_those_that_were_admitted() -> None:
+    told = [
+        {"verdict": "admitted", "actual": {"queue_time_s": 0.5}},
+        {"verdict": "admitted", "actual": {"queue_time_s": None}},
+        {"verdict": "admitted", "actual": None},
+        {"verdict": "refused", "actual": None},
+    ]
+    assert overload.waits_s(told) == (0.5,)

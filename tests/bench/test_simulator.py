@@ -1,6 +1,8 @@
 """The simulator itself: the same bytes again, traces read and spread, figures that follow from known journeys."""
 
 import json
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from bench.simulator.agenda import Agenda
 from bench.simulator.command import app
 from bench.simulator.cost import GPU_8B, Profile, ProfileError, read_profile
 from bench.simulator.cost_replica import CostReplica
+from bench.simulator.coverage import every_length
 from bench.simulator.journey import Journey, Promise
-from bench.simulator.score import coverage
+from bench.simulator.score import LENGTHS, coverage
 from bench.simulator.setup import Setup
 from bench.simulator.slo import Slo
 from bench.simulator.trace import TraceError, TraceRequest, read_trace, synthetic
@@ -223,3 +226,11 @@ def test_affinity_beats_chance_on_conversations() -> None:
     rows = {name: Setup(router=RouterConfig(policy=name)).run(requests, SLO) for name in ("least_ttft", "random")}
     assert rows["least_ttft"]["hit_rate"] > rows["random"]["hit_rate"] + 0.2
     assert rows["least_ttft"]["good_fraction"] > rows["random"]["good_fraction"]
+
+
+def test_every_length_is_as_frequent_and_the_same_twice() -> None:
+    requests = every_length(80, seed=3)
+    assert requests == every_length(80, seed=3) != every_length(80, seed=4)
+    places = Counter(bisect_left(LENGTHS, one.prompt_tokens) for one in requests)
+    assert places == dict.fromkeys(range(len(LENGTHS) + 1), 20)
+    assert min(one.prompt_tokens for one in requests) > 16

@@ -11,6 +11,14 @@ from bench.connection import Target
 from bench.load_client import LoadClient
 from bench.stack import Stack
 
+KILLS_THE_STACK = "test_a_killed_command_leaves_no_process"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The test that kills the session's stack comes last, in whatever order files are named."""
+    items.sort(key=lambda item: item.name == KILLS_THE_STACK)
+
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Stack]:

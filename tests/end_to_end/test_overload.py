@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Stack]:
-    running = stack.start(["--replicas", "1", "--queue-time-slo-s", f"{overload.SLO_S:g}"])
+    running = stack.start(overload.SERVE)
     yield running
     running.stop()
 

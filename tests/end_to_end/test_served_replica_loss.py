@@ -10,13 +10,11 @@ from tests.end_to_end.idle import ROOM_FOR_NOISE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-OUTPUT_TOKENS = 64
-
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 async def test_streams_survive(served: Stack, how: str) -> None:
-    outcome = await failover.run(served, how, OUTPUT_TOKENS)
-    assert outcome.tokens_before < failover.STREAMS * OUTPUT_TOKENS, "the fault came too late to test anything"
+    outcome = await failover.run(served, how)
+    assert outcome.tokens_before < failover.STREAMS * failover.OUTPUT_TOKENS, "the fault came too late to test anything"
     assert outcome.lost_streams == {}
     assert outcome.doubled == 0
     assert [difference for difference in outcome.differences if not difference.excused] == []

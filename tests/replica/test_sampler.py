@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,14 @@ def test_choices_of_one_seed_differ_and_repeat() -> None:
     ]
     assert len({tuple(choice) for choice in choices}) == 4
     assert choices[0] == [tokens(logits[:1], draw(output=(0,) * p, temperature=1.2))[0] for p in range(12)]
+
+
+def test_without_the_choice_in_the_key_they_would_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test above."""
+    key = replica.sampler._key
+    monkeypatch.setattr(replica.sampler, "_key", lambda draw: key(replace(draw, choice=0)))
+    with pytest.raises(AssertionError):
+        test_choices_of_one_seed_differ_and_repeat()
 
 
 def possible(logits: torch.Tensor, **changes: Any) -> set[int | None]:

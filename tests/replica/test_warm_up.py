@@ -116,3 +116,26 @@ def test_a_call_that_raises_does_not_end_the_thread() -> None:
     thread.end()
     thread.join(60)
     assert not thread.is_alive
+
+
+class Device(MockRunner):
+    """Compiles for each shape."""
+
+    overlaps = True
+
+    def begin(self, step: Step) -> Callable[[], StepResult]:
+        return lambda: self.execute(step)
+
+
+def test_the_first_pass_is_brief_only_where_nothing_depends_on_the_shape() -> None:
+    config = EngineConfig()
+
+    def computed(kind: type[MockRunner]) -> float:
+        clock = Clock()
+        per_token = StepTimeCoefficients(a=0.0, b=1e-4, c=0.0, d=0.0)
+        warm_up(kind(mock_limits(config), per_token, sleep=clock.sleep), config, clock)
+        return clock.now_s / 1e-4
+
+    asked = sum(r.requests * r.prompt_tokens for r in rounds(mock_limits(config)))
+    assert computed(Device) == pytest.approx(2 * asked, rel=0.05)
+    assert computed(MockRunner) == pytest.approx(1.5 * asked, rel=0.05)

@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from replica.contract.messages import Frame
 from router.config import RouterConfig
 from router.policy.admission import RETRY_AFTER_MAX_S, Admission
 from router.policy.classes import Terms
+from router.policy.foresight import Foresight
 from router.reception import Reception
 from tests.router.modelled_replica import CPU, ModelledReplica, limits
 from tests.router.virtual_world import HEARTBEAT_S, World, prompt_of, request
@@ -153,3 +155,54 @@ def test_a_flood_of_refusals_is_forgotten_when_they_could_have_come() -> None:
     assert told_s(world, 100_000, 500) <= RETRY_AFTER_MAX_S * 1.25
     returning_s = world.board.reception._admission._returning_s
     assert returning_s <= world.now + RETRY_AFTER_MAX_S
+
+
+def asked(world: World, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Grows whenever replicas are asked what they could do."""
+    found: list[float] = []
+    outlays = world.board.fleet.outlays
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        found.append(world.now)
+        return outlays(*arguments, **options)
+
+    monkeypatch.setattr(world.board.fleet, "outlays", counted)
+    return found
+
+
+def test_a_burst_is_judged_once_and_again_when_something_has_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = busy_world()
+    judged = asked(world, monkeypatch)
+
+    def foresee(arrival_s: float, now: float, **terms: Any) -> bool:
+        before = len(judged)
+        assert world.board.reception.foresee(arrival_s, Terms(**terms), 400, now) is not None
+        return len(judged) > before
+
+    start = world.now
+    assert foresee(start, start)
+    assert not any(foresee(start + i * 1e-4, start + i * 1e-4) for i in range(40))
+    assert not foresee(start - 1.0, start), "whoever came earlier has less hope"
+    assert foresee(start, start, tenant="another"), "other terms are another question"
+    assert foresee(start + 0.02, start + 0.02), "it holds for a moment only"
+    assert not foresee(start + 0.02, start + 0.02)
+    world.board.tick(start + 0.02)
+    assert foresee(start + 0.02, start + 0.02), "something may have changed"
+
+
+def test_what_a_frame_brings_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica is through with its work: nobody is refused for what was foreseen before."""
+
+    def verdicts() -> tuple[bool, bool]:
+        world = busy_world()
+        before = world.board.reception.foresee(world.now, Terms(), 400, world.now)
+        known = world.board.fleet.all()[0]
+        idle = msgspec.structs.replace(
+            known.view.load, running=0, waiting=0, queued_prefill_tokens=0, context_tokens=0, progress=known.view.load.progress + 1
+        )
+        world.board.frame(known.view.incarnation, Frame(known.view.incarnation.epoch, 0, idle), world.now)
+        return before is None, world.board.reception.foresee(world.now, Terms(), 400, world.now) is None
+
+    assert verdicts() == (False, True)
+    monkeypatch.setattr(Foresight, "forget", lambda self: None)
+    assert verdicts() == (False, False), "the control: what was kept would have refused it"

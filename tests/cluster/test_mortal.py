@@ -1,4 +1,4 @@
-"""`kill -9` of the command itself: nothing can drain then, but nothing may survive either."""
+"""What is started through `mortal` dies with its parent, however that ends."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from local_stack import Stack
 
-from cluster import processes
 from cluster.environment import mortal
-
-GONE_WITHIN_S = 60.0
 
 
 def running(pid: int) -> bool:
@@ -54,20 +50,3 @@ def test_a_wrapped_program_dies_with_its_parent(tmp_path: Path, wrapped: bool) -
         parent.stdout.close()
         if running(child):
             os.kill(child, signal.SIGKILL)
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
-def test_a_killed_command_leaves_no_process() -> None:
-    stack = Stack("--replicas", "1")
-    try:
-        stack.wait_ready()
-        pids = [process.pid for process in processes.descendants(stack.process.pid)]
-        assert len(pids) > 8
-        stack.stop(signal.SIGKILL)
-        deadline = time.monotonic() + GONE_WITHIN_S
-        while any(running(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.5)
-        assert [pid for pid in pids if running(pid)] == []
-    finally:
-        stack.remove()

@@ -1,0 +1,66 @@
+"""A team as large as the set of cores it may use keeps each thread to one while it runs, and nobody to any afterwards."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.plain_decoder import BLOCK, POSITIONS, Sequences, Sizes, build, library_or_reason
+
+ISA, REASON = library_or_reason()
+pytestmark = [
+    pytest.mark.skipif(ISA is None, reason=f"no C++ step here: {REASON}"),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core only"),
+]
+LONG = Sizes(hidden=512, heads=8, dim=64, width=1536, layers=2)
+
+
+@pytest.fixture
+def two_cores() -> Iterator[set[int]]:
+    before = os.sched_getaffinity(0)
+    cores = set(sorted(before)[:2])
+    os.sched_setaffinity(0, cores)
+    yield cores
+    os.sched_setaffinity(0, before)
+
+
+def seen_while_running(threads: int) -> tuple[set[str], set[int]]:
+    """The lists of cores that this process's threads had during a first step, and the caller's afterwards."""
+    assert ISA is not None
+    sequences = Sequences(build(LONG), ISA, threads=threads)
+    tokens = [number % LONG.vocab for number in range(POSITIONS // BLOCK * BLOCK)]
+    table, seen, done = sequences.table(), set[str](), threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            for status in Path("/proc/self/task").glob("*/status"):
+                try:
+                    seen.update(line.split()[1] for line in status.read_text().splitlines() if line.startswith("Cpus_allowed_list"))
+                except OSError:  # a thread that has ended meanwhile
+                    continue
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    while not seen:
+        pass
+    sequences.step([(tokens, 0, table)])
+    done.set()
+    watch.join()
+    return seen, os.sched_getaffinity(0)
+
+
+def test_each_thread_has_a_core_while_it_runs(two_cores: set[int]) -> None:
+    seen, afterwards = seen_while_running(threads=2)
+    assert {str(core) for core in two_cores} <= seen
+    assert afterwards == two_cores
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_team_of_another_size_goes_where_linux_puts_it(two_cores: set[int], threads: int) -> None:
+    seen, afterwards = seen_while_running(threads)
+    assert not {str(core) for core in two_cores} & seen
+    assert afterwards == two_cores
