@@ -2,8 +2,9 @@
 
     python -m bench.step_broadcast [--ranks 2] [--requests 64] [--steps 2000]
 
-Each Step is timed from before it is encoded on rank 0 until it is decoded on rank 1, by the one monotonic clock of the machine; steps are
-2 ms apart, so that a rank sleeps when one comes, as it does in a replica. Beside it gloo's broadcast of the same bytes.
+Each Step is timed from before it is encoded on rank 0 until rank 1 has the arrays that its runner computes with, by the one
+monotonic clock of the machine. Steps are 2 ms apart, so that rank 1 sleeps when one comes, as it does in a replica; rank 0 has just made
+it. Beside it gloo's broadcast of the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from bench import result
 from bench.result import Result
 from replica.contract.messages import SamplingParams
 from replica.parallel.group import RankGroup, join_store, open_store
-from replica.parallel.step_codec import StepDecoder, StepEncoder, encode_stop
+from replica.parallel.step_codec import encode_stop
+from replica.parallel.step_decoder import StepDecoder
+from replica.parallel.step_encoder import StepEncoder
 from replica.step import Draw, Row, Step
 
 BOUND_US = 150.0
@@ -50,13 +53,14 @@ def follow(rank: int, ranks: int, port: int, count: int, size: int, results: Con
     torch.set_num_threads(1)
     group = RankGroup(join_store("127.0.0.1", port, 60.0), rank=rank, size=ranks, secret=SECRET)
     group.meet()
-    decoder, times = StepDecoder(), []
+    decoder, times = StepDecoder(BLOCK), []
     while True:
         data = group.receive()
         received_s = time.perf_counter()
         if decoder.decode(data) is None:
             break
         times.append((received_s, time.perf_counter()))
+        decoder.prepare()
     buffer = torch.empty(size, dtype=torch.uint8)
     gloo: list[float] = []
     for _ in range(count):
@@ -82,8 +86,10 @@ def lead(ranks: int, requests: int, count: int) -> tuple[list[float], list[float
     group = RankGroup(store, rank=0, size=ranks, secret=SECRET)
     group.meet()
     encoder, began, encoded, sizes = StepEncoder(BLOCK), [], [], []
-    for step in steps(count, requests):
+    planned = steps(count, requests)
+    for _ in range(count):
         time.sleep(APART_S)
+        step = next(planned)  # only now: rank 0 encodes what it has just planned
         began.append(time.perf_counter())
         data = encoder.encode(step)
         encoded.append(time.perf_counter())

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.batch import Int32
 from kernels.ops import Operators, use_threads
 from replica.config import EngineConfig
-from replica.contract.messages import EngineLimits
+from replica.contract.messages import EngineLimits, TokenLogprobs
 from replica.device_sampler import sample_on_device
 from replica.forward import Computed, Forward, last_tokens
 from replica.held_model import OnStage, Stages, hold_model
 from replica.parallel.group import SingleRank, TensorParallel
 from replica.prompt_scores import score_prompt
+from replica.rank_step import RankStep
 from replica.sampler import NOT_FINITE, check_finite, sample
-from replica.step import Outcome, Row, Step, StepResult
+from replica.step import Outcome, Step, StepResult
 from replica.step_inputs import StepInputs, build_inputs
 
 
 class ModelRunner:
-    """One rank of a model and its part of the KV pool. Every rank executes every step; only rank 0 draws.
+    """One rank of a model and its part of the KV pool. Rank 0 executes each step and draws; the others follow, and draw nothing.
 
     Construction reads the model and raises ModelError (one line for the user) when it cannot be served as configured;
     `on_stage(name, seconds)` hears of each stage as it ends. One caller at a time, from any thread.
@@ -84,14 +87,13 @@ class ModelRunner:
         return self._pool.device.type != "cpu"
 
     def execute(self, step: Step) -> StepResult:
-        """On ranks > 0 the same computation without the draws: outcomes carry no token."""
         return self.begin(step)()
 
     @torch.inference_mode()
     def begin(self, step: Step) -> Callable[[], StepResult]:
         """The forward pass; the call it returns draws, and waits for the logits where a GPU computes them."""
         self._use_threads()
-        self._copy_blocks(step)
+        self._copy_blocks([(copy.source, copy.target) for copy in step.copies])
         if not step.rows:
             return lambda: StepResult(step.step_id, ())
         inputs = build_inputs(step, self._limits.block_size)
@@ -99,19 +101,42 @@ class ModelRunner:
 
         @torch.inference_mode()
         def end() -> StepResult:
-            hidden = computed.hidden
-            drawn = _draw(step, inputs, computed, self.eos_token_ids, None if self._tp.rank else self._held.operators)
-            found = {**_broken(hidden, inputs), **drawn}
-            outcomes = [self._finish(row, index, hidden, inputs, found.get(index, Outcome())) for index, row in enumerate(step.rows)]
+            drawn = _draw(step, inputs, computed, self.eos_token_ids, self._held.operators)
+            found = {**_broken(computed.hidden, inputs), **drawn}
+            outcomes = []
+            for index, row in enumerate(step.rows):
+                outcome = found.get(index, Outcome())
+                if outcome.error:
+                    self._scrub(inputs.batch.tables[index])
+                if row.score_from is not None:
+                    scores = _score(self._held.forward, inputs, computed.hidden, index, row.score_from, row.score_top)
+                    outcome = Outcome(outcome.token, outcome.logprobs, scores, outcome.error)
+                outcomes.append(outcome)
             return StepResult(step.step_id, tuple(outcomes))
 
         return end
 
     @torch.inference_mode()
+    def follow(self, step: RankStep) -> None:
+        """A rank above 0's part of a step: what rank 0 computes, in its order, but nothing is drawn."""
+        self._use_threads()
+        self._copy_blocks(step.copies)
+        inputs = step.inputs
+        if inputs is None:
+            return
+        computed = self._held.forward.compute(inputs)
+        drawing = dict(zip(inputs.drawing, check_finite(computed.logits), strict=True)) if inputs.drawing else {}
+        for index, outcome in {**_broken(computed.hidden, inputs), **drawing}.items():
+            if outcome.error:
+                self._scrub(inputs.batch.tables[index])
+        for index, score_from in step.scored:
+            _score(self._held.forward, inputs, computed.hidden, index, score_from, 0)
+
+    @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
         """Copies and forward pass alone: logits [rows that draw, V], float32. The step has a row."""
         self._use_threads()
-        self._copy_blocks(step)
+        self._copy_blocks([(copy.source, copy.target) for copy in step.copies])
         return self._held.forward.compute(build_inputs(step, self._limits.block_size)).logits
 
     def close(self) -> None:
@@ -119,23 +144,13 @@ class ModelRunner:
         self._held.forward.close()
         self._pool = torch.empty(0)
 
-    def _finish(self, row: Row, index: int, hidden: Tensor, inputs: StepInputs, outcome: Outcome) -> Outcome:
-        """The outcome together with the row's scores."""
-        if outcome.error:
-            self._scrub(row)
-        if row.score_from is None:
-            return outcome
-        first = int(inputs.first_tokens[index])
-        scores = score_prompt(row, hidden[first : first + len(row.tokens)], self._held.forward.logits)
-        return Outcome(outcome.token, outcome.logprobs, scores, outcome.error)
-
-    def _scrub(self, row: Row) -> None:
+    def _scrub(self, table: Int32) -> None:
         """A masked position is multiplied by 0, and 0 · NaN is NaN: what a broken row left must not reach its pages' next owner."""
-        pages = list(row.blocks)
+        pages = np.unique(table).tolist()
         self._pool[:, pages] = torch.nan_to_num(self._pool[:, pages], nan=0.0, posinf=0.0, neginf=0.0)
 
-    def _copy_blocks(self, step: Step) -> None:
-        self._held.operators.copy_blocks(self._pool, [(copy.source, copy.target) for copy in step.copies])
+    def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._held.operators.copy_blocks(self._pool, copies)
 
     def _use_threads(self) -> None:
         """The number of compute threads belongs to the calling thread, and the engine's is not the one that built this."""
@@ -144,21 +159,23 @@ class ModelRunner:
             self._local.threads_set = True
 
 
-def _draw(
-    step: Step, inputs: StepInputs, computed: Computed, eos_token_ids: frozenset[int], operators: Operators | None
-) -> dict[int, Outcome]:
-    """By row: on the device where `operators` have a sampler, else on the host. None (ranks > 0): nothing is drawn, but of every row
-    it is known whether its logits are finite."""
+def _draw(step: Step, inputs: StepInputs, computed: Computed, eos_token_ids: frozenset[int], operators: Operators) -> dict[int, Outcome]:
+    """By row: on the device where `operators` have a sampler, else on the host."""
     if not inputs.drawing:
         return {}
-    if operators is None:
-        return dict(zip(inputs.drawing, check_finite(computed.logits), strict=True))
     draws = [draw for index in inputs.drawing if (draw := step.rows[index].draw) is not None]
     if computed.best is None and operators.draws:
         drawn = sample_on_device(operators.sampling, computed.logits, draws, eos_token_ids)
     else:
         drawn = sample(computed.logits.cpu(), draws, eos_token_ids, computed.best)
     return dict(zip(inputs.drawing, drawn, strict=True))
+
+
+def _score(forward: Forward, inputs: StepInputs, hidden: Tensor, index: int, score_from: int, top: int) -> tuple[TokenLogprobs | None, ...]:
+    """Of one row. A collective: all ranks score the same rows in the same order."""
+    first, end = int(inputs.first_tokens[index]), int(inputs.last_tokens[index]) + 1
+    tokens, start = inputs.token_ids[first:end].tolist(), int(inputs.batch.starts[index])
+    return score_prompt(tokens, start, score_from, top, hidden[first:end], forward.logits)
 
 
 def _broken(hidden: Tensor, inputs: StepInputs) -> dict[int, Outcome]:

@@ -40,7 +40,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):  # made by the thousand a step
     """One request's part of a step: compute `tokens` at positions start, start+1, … over the pages `blocks`.
 
     `blocks` covers positions 0 … start+len(tokens)-1 (page i holds positions i·block_size …); it is the request's own
-    list and may be longer. Keys and values of positions < start are already in those pages.
+    list and may be longer. It only grows at its end: other pages come as another list. Keys and values of positions < start
+    are already in those pages.
     """
 
     request: int  # number of the request in this engine; stable while it lives, never reused

@@ -35,13 +35,20 @@ def build_inputs(step: Step, block_size: int) -> StepInputs:
     pages = -(-(starts + counts) // block_size)
     total = int(counts.sum())
     token_ids = np.fromiter(chain.from_iterable(row.tokens for row in rows), np.int64, total)
-    first = np.cumsum(counts, dtype=np.int64) - counts
     needed = zip(rows, pages.tolist(), strict=True)
     flat = np.fromiter(chain.from_iterable(islice(row.blocks, count) for row, count in needed), np.int32, int(pages.sum()))
     tables = np.empty((len(rows), int(pages.max())), np.int32)
     tables[:] = flat[np.cumsum(pages) - pages][:, None]
     tables[np.arange(tables.shape[1]) < pages[:, None]] = flat
-    batch = PagedBatch(starts, counts, tables)
     drawing = tuple(index for index, row in enumerate(rows) if row.draw is not None)
     quiet = tuple(index for index, row in enumerate(rows) if row.draw is None)
-    return StepInputs(token_ids, batch.positions.astype(np.int64), batch, drawing, quiet, first, first + counts - 1)
+    return pack_inputs(token_ids, PagedBatch(starts, counts, tables), drawing, quiet)
+
+
+def pack_inputs(token_ids: Int64, batch: PagedBatch, drawing: tuple[int, ...], quiet: tuple[int, ...]) -> StepInputs:
+    """The places of tokens follow from the batch. `drawing` and `quiet` are its rows, each in one of them."""
+    if token_ids.size == batch.counts.size:  # one token a row
+        places = np.arange(token_ids.size)
+        return StepInputs(token_ids, batch.starts.astype(np.int64), batch, drawing, quiet, places, places)
+    last = np.cumsum(batch.counts, dtype=np.int64) - 1
+    return StepInputs(token_ids, batch.positions.astype(np.int64), batch, drawing, quiet, last - batch.counts + 1, last)

@@ -9,15 +9,21 @@ from typing import Protocol
 from replica.contract.messages import EngineLimits
 from replica.parallel.group import RankGroup, TensorParallel
 from replica.parallel.step_channel import GroupBroken
-from replica.parallel.step_codec import CodecError, StepDecoder, StepEncoder, encode_stop
+from replica.parallel.step_codec import CodecError, encode_stop
+from replica.parallel.step_decoder import StepDecoder
+from replica.parallel.step_encoder import StepEncoder
+from replica.rank_step import RankStep
 from replica.step import AsynchronousRunner, Runner, RunnerLost, Step, StepResult
 
 
 class Worker(Protocol):
-    """The model's part on a rank that does not sample: a Runner whose results nobody reads."""
+    """The model's part on a rank that does not sample."""
 
-    def execute(self, step: Step) -> object:
-        """All of the step's collectives, in the same order as rank 0's; the step's Draws are placeholders."""
+    @property
+    def limits(self) -> EngineLimits: ...
+
+    def follow(self, step: RankStep) -> object:
+        """All of the step's collectives, in the same order as rank 0's."""
         ...
 
     def close(self) -> None: ...
@@ -95,7 +101,7 @@ def rank_main(group: RankGroup, make_worker: Callable[[TensorParallel], Worker])
     try:
         worker = make_worker(group)
         group.meet()
-        decoder = StepDecoder()
+        decoder = StepDecoder(worker.limits.block_size)
         while True:
             try:
                 step = decoder.decode(group.receive())
@@ -103,8 +109,9 @@ def rank_main(group: RankGroup, make_worker: Callable[[TensorParallel], Worker])
                 raise GroupBroken(f"rank {group.rank}: {error}") from error
             if step is None:
                 return steps
-            worker.execute(step)
+            worker.follow(step)
             steps += 1
+            decoder.prepare()
     except BaseException as error:
         group.close(" ".join((str(error) or type(error).__name__).split()))
         raise

@@ -18,6 +18,7 @@ from replica.contract.messages import (
 from replica.engine import Engine, EngineOutput
 from replica.mock_runner import modelled_step_s
 from replica.step import Outcome, Row, Step, StepResult
+from tests.replica.step_wire import StepWire
 
 VOCAB = 1000
 EOS = 2
@@ -50,6 +51,7 @@ class PagedRunner:
         self.budget = limits.max_num_batched_tokens  # that no step may exceed
         self.pages: dict[int, dict[int, int]] = {}
         self.steps: list[Step] = []
+        self._wire = StepWire(limits.block_size)
         self.on_step: Callable[[Step], None] = lambda step: None
         self.raise_for: Callable[[Step], str] = lambda step: ""
         self.error_for: Callable[[Row], str] = lambda row: ""
@@ -66,6 +68,7 @@ class PagedRunner:
     def execute(self, step: Step) -> StepResult:
         self.steps.append(step)
         self.on_step(step)
+        self._wire.assert_carries(step)
         assert sum(len(row.tokens) for row in step.rows) <= self.budget, "token budget exceeded"
         assert len(step.rows) <= self._limits.max_num_seqs, "more rows than slots"
         assert len({row.request for row in step.rows}) == len(step.rows), "a request twice in a step"

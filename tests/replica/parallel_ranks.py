@@ -15,6 +15,7 @@ from replica.parallel.broadcast import LeadingRunner, rank_main
 from replica.parallel.card import card
 from replica.parallel.group import RankGroup, TensorParallel, join_store, open_store
 from replica.parallel.step_channel import GroupBroken
+from replica.rank_step import RankStep
 from replica.step import BlockCopy, Draw, Outcome, Row, RunnerLost, Step, StepResult
 
 DEADLINE_S = 2.5
@@ -31,16 +32,30 @@ class ShardedSum:
 
     def __init__(self, tp: TensorParallel) -> None:
         self.tp = tp
-        self.seen: list[tuple[int, tuple[int, ...], tuple[int, ...], bool]] = []
+        self.seen: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []
         self.copies: list[tuple[int, int]] = []
 
     def forward(self, step: Step) -> torch.Tensor:
         for row in step.rows:
             pages = tuple(row.blocks[: -(-(row.start + len(row.tokens)) // LIMITS.block_size)])
-            self.seen.append((row.request, tuple(row.tokens), pages, row.draw is not None))
+            self.seen.append((tuple(row.tokens), pages, row.draw is not None))
         self.copies += [(copy.source, copy.target) for copy in step.copies]
-        partial = torch.tensor([float(sum(row.tokens)) * (self.tp.rank + 1) for row in step.rows])
-        return self.tp.all_reduce(partial)
+        return self.add_up(step.step_id, [sum(row.tokens) for row in step.rows])
+
+    def add_up(self, step_id: int, sums: list[int]) -> torch.Tensor:
+        return self.tp.all_reduce(torch.tensor([float(value) * (self.tp.rank + 1) for value in sums]))
+
+    def follow(self, step: RankStep) -> None:
+        inputs = step.inputs
+        assert inputs is not None
+        sums = []
+        for row, (first, last) in enumerate(zip(inputs.first_tokens, inputs.last_tokens, strict=True)):
+            tokens = tuple(inputs.token_ids[first : last + 1].tolist())
+            pages = inputs.batch.tables[row, : -(-(inputs.batch.starts[row] + len(tokens)) // LIMITS.block_size)]
+            self.seen.append((tokens, tuple(pages.tolist()), row in inputs.drawing))
+            sums.append(sum(tokens))
+        self.copies += step.copies
+        self.add_up(step.step_id, sums)
 
     def execute(self, step: Step) -> StepResult:
         sums = self.forward(step)
@@ -101,10 +116,10 @@ def steps(rank: int, size: int, port: Any, results: Any) -> None:
 
 
 class Failing(ShardedSum):
-    def forward(self, step: Step) -> torch.Tensor:
-        if self.tp.rank == 1 and step.step_id == 2:
+    def add_up(self, step_id: int, sums: list[int]) -> torch.Tensor:
+        if self.tp.rank == 1 and step_id == 2:
             self.fail()
-        return super().forward(step)
+        return super().add_up(step_id, sums)
 
     def fail(self) -> None:
         raise MemoryError("this rank fails")
@@ -187,10 +202,10 @@ def disagreeing(rank: int, size: int, port: Any, results: Any) -> None:
 
 
 class FailsAtHome(ShardedSum):
-    def forward(self, step: Step) -> torch.Tensor:
-        if self.tp.rank == 0 and step.step_id == 2:
+    def add_up(self, step_id: int, sums: list[int]) -> torch.Tensor:
+        if self.tp.rank == 0 and step_id == 2:
             raise ValueError("rank 0 fails before its collective")
-        return super().forward(step)
+        return super().add_up(step_id, sums)
 
 
 def failing_at_home(rank: int, size: int, port: Any, results: Any) -> None:

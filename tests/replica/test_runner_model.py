@@ -17,6 +17,8 @@ from replica.held_model import _empty_pool
 from replica.kv_pool import size_pool
 from replica.models.config import read_model_config
 from replica.parallel.group import RankGroup, join_store, open_store
+from replica.parallel.step_decoder import StepDecoder
+from replica.parallel.step_encoder import StepEncoder
 from replica.runner import ModelRunner
 from replica.step import BlockCopy, Draw, Row, Runner, Step
 from tests.replica.golden import divergences, golden_length, mean_logprob_error
@@ -166,8 +168,21 @@ def rank_main(rank: int, size: int, port: int, directory: Path, steps: list[Step
     torch.set_num_threads(1)
     group = RankGroup(join_store("127.0.0.1", port, 60.0), rank=rank, size=size, secret=b"of the group", deadline_s=60.0)
     runner = ModelRunner(EngineConfig(model=str(directory), dtype="float32", num_gpu_blocks_override=64, num_threads=1), tp=group)
-    answers.put((rank, [runner.execute(step) for step in steps]))
+    if rank == 0:
+        answers.put((rank, [runner.execute(step) for step in steps]))
+    else:
+        answers.put((rank, follow_all(runner, steps)))
     group.close()
+
+
+def follow_all(runner: ModelRunner, steps: list[Step]) -> int:
+    """As a rank above 0 does; how many it was told."""
+    encoder, decoder = StepEncoder(runner.limits.block_size), StepDecoder(runner.limits.block_size)
+    for step in steps:
+        told = decoder.decode(encoder.encode(step))
+        assert told is not None
+        runner.follow(told)
+    return len(steps)
 
 
 @pytest.mark.slow
@@ -193,7 +208,23 @@ def test_three_ranks_draw_what_one_draws(tmp_path: Path) -> None:
     assert [result.outcomes[0].token for result in results[0]] == [None, *output]
     for ours, theirs in zip(results[0][0].outcomes[0].scores[1:], expected[0].outcomes[0].scores[1:], strict=True):
         assert ours is not None and theirs is not None and abs(ours.logprob - theirs.logprob) < 1e-4
-    assert {outcome.token for rank in (1, 2) for result in results[rank] for outcome in result.outcomes} == {None}
+    assert results[1] == results[2] == len(steps)
+
+
+def test_who_follows_leaves_the_same_cache_and_scrubs_what_is_broken(checkpoint: Path) -> None:
+    leading, following = runner_of(checkpoint), runner_of(checkpoint)
+    prompt = [(3 * i) % 130 + 1 for i in range(21)]
+    broken = Step(90, (Row(1, [11, 12], 5, [7], None), Row(2, [11], 0, [8], Draw(greedy(), 0, [11], ()))))
+    steps = [*forced_steps(prompt, [5, 6, 7, 8, 9]), broken]
+    for runner in (leading, following):
+        runner._pool[:, 7] = float("nan")
+    for step in steps:
+        leading.execute(step)
+    assert follow_all(following, steps) == len(steps)
+    assert bool(following._pool.isfinite().all())
+    assert torch.equal(leading._pool, following._pool)
+    following._pool[:, 8] += 1
+    assert not torch.equal(leading._pool, following._pool)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,160 @@
+"""Another rank's end of the Steps: bytes as the arrays that its runner computes with. No object is made for a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from kernels.batch import Int32, PagedBatch
+from replica.parallel.page_tables import PageTables, Places, Words
+from replica.parallel.step_codec import (
+    DECODES,
+    DRAWS,
+    EXPECTED,
+    HEADER_BYTES,
+    NUMBER_MASK,
+    SAME_ROWS,
+    SCORED,
+    STOP,
+    CodecError,
+    Header,
+    unseal,
+)
+from replica.rank_step import RankStep
+from replica.step_inputs import StepInputs, pack_inputs
+
+
+class _Columns:
+    """The body of a Step, read from its beginning."""
+
+    def __init__(self, data: bytes) -> None:
+        self._words: Words = np.frombuffer(data, "<u4", offset=HEADER_BYTES)
+        self._at = 0
+
+    def take(self, count: int) -> Words:
+        begin, self._at = self._at, self._at + count
+        return self._words[begin : self._at]
+
+    def copies(self, count: int) -> tuple[tuple[int, int], ...]:
+        if not count:
+            return ()
+        pages = self.take(2 * count).tolist()
+        return tuple(zip(pages[::2], pages[1::2], strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """The next Step of a decode, but for its tokens and for the pages that rows[i] lack at columns[i] of the table."""
+
+    inputs: StepInputs
+    pages: Int32  # [R] how many each row has
+    rows: Places
+    columns: Places
+
+
+class StepDecoder:
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._number = 0
+        self._tables = PageTables()
+        self._last: PagedBatch | None = None
+        self._expected: _Expected | None = None
+
+    def prepare(self) -> None:
+        """Have ready what the next Step of a decode will bring, but for tokens: for when there is time, before that Step comes."""
+        if self._last is None or self._expected is not None:
+            return
+        starts = self._last.starts + self._last.counts
+        pages = starts // self._block_size + 1
+        table, rows, columns = self._tables.ahead(pages)
+        asked = _all_draw(starts.size)
+        inputs = pack_inputs(np.zeros(starts.size, np.int64), PagedBatch(starts, asked.counts, table), asked.drawing, ())
+        self._expected = _Expected(inputs, pages, rows, columns)
+
+    def decode(self, data: bytes) -> RankStep | None:
+        """None: stop. Raises CodecError."""
+        header = unseal(data)
+        if header.form == STOP:
+            return None
+        if header.number != self._number & NUMBER_MASK:
+            raise CodecError(f"step {header.step_id} is number {header.number} of its sequence, {self._number & NUMBER_MASK} was expected")
+        self._number += 1
+        try:
+            return self._decode(header, _Columns(data))
+        except CodecError as error:
+            raise CodecError(f"step {header.step_id}: {error}") from None
+
+    def _decode(self, header: Header, columns: _Columns) -> RankStep:
+        if header.form == EXPECTED:
+            self.prepare()
+        expected, self._expected = self._expected, None
+        step = self._whole(header, columns) if header.form != EXPECTED else self._as_expected(header, columns, expected)
+        self._last = None if step.inputs is None else step.inputs.batch
+        return step
+
+    def _as_expected(self, header: Header, columns: _Columns, expected: _Expected | None) -> RankStep:
+        if expected is None or not header.rows == header.tokens == expected.pages.size or header.scored:
+            raise CodecError(f"it does not go on from the step before, with {header.rows} rows and {header.tokens} tokens")
+        if header.pages != expected.rows.size:
+            raise CodecError(f"rows need {expected.rows.size} pages more, and {header.pages} are there")
+        inputs = expected.inputs
+        inputs.token_ids[:] = columns.take(header.tokens)
+        if header.pages:
+            new = columns.take(header.pages)
+            inputs.batch.tables[expected.rows, expected.columns] = new
+            self._tables.gain(expected.pages, expected.rows, expected.columns, new)
+        return RankStep(header.step_id, inputs, columns.copies(header.copies))
+
+    def _whole(self, header: Header, columns: _Columns) -> RankStep:
+        rows, form = header.rows, header.form
+        if form & ~(SAME_ROWS | DECODES):
+            raise CodecError(f"form {form} is unknown")
+        carried = None if form & SAME_ROWS else (columns.take(rows), columns.take(rows))
+        asked = _one_token_each(header) if form & DECODES else _asked(header, columns.take(rows), columns.take(rows))
+        starts = columns.take(rows).astype(np.int32)
+        token_ids, new = columns.take(header.tokens).astype(np.int64), columns.take(header.pages)
+        score_from, copies = columns.take(header.scored).tolist(), columns.copies(header.copies)
+        pages = (starts if form & DECODES else starts + (asked.counts - 1)) // self._block_size + 1
+        if carried is None:
+            self._tables.go_on(pages, new)
+        else:
+            self._tables.replace(*carried, pages, new)
+        if not rows:
+            return RankStep(header.step_id, None, copies)
+        batch = PagedBatch(starts, asked.counts, self._tables.table())
+        inputs = pack_inputs(token_ids, batch, asked.drawing, asked.quiet)
+        return RankStep(header.step_id, inputs, copies, tuple(zip(asked.scored, score_from, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Of the rows: how many tokens each has, and which of them draw, which do not, which are scored."""
+
+    counts: Int32
+    drawing: tuple[int, ...]
+    quiet: tuple[int, ...] = ()
+    scored: tuple[int, ...] = ()
+
+
+@lru_cache(maxsize=256)
+def _all_draw(rows: int) -> _Asked:
+    counts = np.ones(rows, np.int32)
+    counts.flags.writeable = False
+    return _Asked(counts, tuple(range(rows)))
+
+
+def _one_token_each(header: Header) -> _Asked:
+    if header.tokens != header.rows or header.scored:
+        raise CodecError(f"{header.rows} rows decode, with {header.tokens} tokens, of which {header.scored} are scored")
+    return _all_draw(header.rows)
+
+
+def _asked(header: Header, lengths: Words, flags: Words) -> _Asked:
+    scored = np.flatnonzero(flags & SCORED)
+    if int(lengths.sum()) != header.tokens or not lengths.all() or scored.size != header.scored or (flags > DRAWS + SCORED).any():
+        raise CodecError("its columns contradict each other")
+    drawing = np.flatnonzero(flags & DRAWS).tolist()
+    quiet = np.flatnonzero((flags & DRAWS) == 0).tolist()
+    return _Asked(lengths.astype(np.int32), tuple(drawing), tuple(quiet), tuple(scored.tolist()))
