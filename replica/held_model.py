@@ -72,11 +72,14 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     device = _device(config, tp.rank)
     operators, choice = _choose(config, model_config, device, tp.size)
     dtype = choice.dtype
+    source = open_source(files, model_config)
+    held = held_as(source.kinds(), config.quantization)
+    reason = "; ".join(filter(None, (choice.reason, f"weights {held}" if held else "")))
     if device.type == "cuda":
         place = OnDevice(config, model_config, CudaDevice(device), operators, dtype, tp)
-        graphed, size = hold_on_device(place, files)
+        graphed, size = hold_on_device(place, files, source)
         stages.ended("weights, KV pool, graphs")
-        return HeldModel(files, model_config, graphed, choice.reason, dtype, operators, graphed.pool, size)
+        return HeldModel(files, model_config, graphed, reason, dtype, operators, graphed.pool, size)
     size = size_pool(config, model_config, dtype.itemsize)
     tp.agree(
         card(
@@ -93,7 +96,6 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     shape = (model_config.num_layers, size.num_blocks, 2, layout.kv_heads, layout.block_size, layout.head_dim)
     pool = _empty_pool(shape, dtype, device)
     stages.ended("KV pool")
-    source = open_source(files, model_config)
     forward: Forward
     kept = ""
     cache: PackedCache | None = None
@@ -117,9 +119,7 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
         if cache is not None:
             cache.close()
     stages.ended("weights")
-    held = held_as(source.kinds(), config.quantization)
-    reason = "; ".join(filter(None, (choice.reason, f"weights {held}" if held else "", kept)))
-    return HeldModel(files, model_config, forward, reason, dtype, operators, pool, size)
+    return HeldModel(files, model_config, forward, "; ".join(filter(None, (reason, kept))), dtype, operators, pool, size)
 
 
 def _choose(config: EngineConfig, model: ModelConfig, device: torch.device, ranks: int) -> tuple[Operators, StepChoice]:

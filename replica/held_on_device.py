@@ -17,8 +17,9 @@ from replica.graphed_forward import PAGES_MIN, GraphedForward, bucket_sizes, sha
 from replica.kv_pool import PoolSize, size_pool
 from replica.memory_profile import GRAPHS_BYTES_EACH, Profile, pool_bytes
 from replica.models.llama import Llama
-from replica.models.loader import Placement, load_model, open_source
+from replica.models.loader import Placement, load_model
 from replica.models.model_config import ModelConfig
+from replica.models.weight_source import WeightSource
 from replica.parallel.card import card
 from replica.parallel.group import TensorParallel
 
@@ -59,8 +60,11 @@ class OnDevice:
             raise ModelError(f"{count} KV pages cannot be allocated: {str(error).splitlines()[0]}") from error
 
 
-def hold_on_device(place: OnDevice, files: ModelFiles) -> tuple[GraphedForward, PoolSize]:
-    """Load, measure, allocate, record graphs. All ranks together: they take the smallest pool of any. Raises ModelError."""
+def hold_on_device(place: OnDevice, files: ModelFiles, source: WeightSource) -> tuple[GraphedForward, PoolSize]:
+    """Load, measure, allocate, record graphs. All ranks together: they take the smallest pool of any. Raises ModelError.
+
+    `source`: of the files' tensors; closed when they are read.
+    """
     config = place.config
     place.tp.agree(
         card(
@@ -73,7 +77,6 @@ def hold_on_device(place: OnDevice, files: ModelFiles) -> tuple[GraphedForward, 
         )
     )
     positions = config.max_model_len or place.model.max_model_len
-    source = open_source(files, place.model)
     try:
         product = place.operators.matmul_batch_invariant if config.batch_invariant else None
         placement = Placement(place.dtype, place.device.torch_device, place.tp, place.operators, positions, product, config.quantization)

@@ -37,23 +37,27 @@ def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, 
     """
     dtype = _DTYPES[config.dtype]
     weight_only = config.quantization in WEIGHT_ONLY
+    if weight_only and model.mixture is not None:
+        raise ModelError(f"--quantization {config.quantization}: experts are served in the model's dtype only")
     if weight_only and device.type == "cpu" and wanted_kernels() not in (REFERENCE.name, TRITON):
         raise ModelError(
             f"--quantization {config.quantization} is computed by Triton's kernels on a GPU; on a CPU the C++ step has w8a8 and w4a8 "
             f"({KERNELS_VARIABLE}={REFERENCE.name} computes it with torch, slowly)"
         )
     library, reason = _find(config, model, dtype, device, ranks)
-    if weight_only and model.mixture is not None:
-        raise ModelError(f"--quantization {config.quantization}: experts are served in the model's dtype only")
     asked = f"--quantization {config.quantization}" if config.quantization and not weight_only else ""
     if wanted_kernels() == CPU_STEP:
         asked = f"{KERNELS_VARIABLE}={CPU_STEP}"
     if library is None and asked:
-        there = f" (on a GPU there are {', '.join(WEIGHT_ONLY)})" if device.type != "cpu" and config.quantization else ""
+        there = (
+            f" (on a GPU there are {', '.join(WEIGHT_ONLY)})"
+            if device.type != "cpu" and config.quantization and model.mixture is None
+            else ""
+        )
         raise ModelError(f"{asked} needs the C++ step: {reason}{there}")
     if library is not None:
         return StepChoice(library, f"C++ step, {reason}{', ' + config.quantization if config.quantization else ''}", dtype)
-    hint = " (the C++ step is 2 to 3 times as fast)" if device.type == "cpu" else ""
+    hint = " (the C++ step is 2 to 3 times as fast)" if device.type == "cpu" and model.mixture is None else ""
     if config.dtype == "auto" and not computes_bfloat16(device):
         dtype = torch.float32
     return StepChoice(None, f"{operators.title}{', ' + config.quantization if config.quantization else ''}: {reason}{hint}", dtype)

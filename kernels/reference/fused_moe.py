@@ -29,7 +29,7 @@ def fused_moe(hidden: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tens
     """
     weights, experts = route(router_logits, top_k, renormalize)
     out = torch.zeros(hidden.shape, dtype=weights.dtype, device=hidden.device)
-    for expert in range(gate_up.shape[0]):
+    for expert in sorted(set(experts.flatten().tolist())):
         tokens, slots = torch.nonzero(experts == expert, as_tuple=True)
         activated = silu_mul(hidden[tokens] @ gate_up[expert].T)
         result = (activated @ down[expert].T).to(weights.dtype)

@@ -13,12 +13,12 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor
 
-from kernels.cpu.packed import Groups
+from kernels.cpu.packed import GROUP, Groups
 from replica.contract.architectures import architecture_named
 from replica.contract.gguf_header import BLOCKS, GgufTensor, read_gguf_header
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles
-from replica.models.gguf_groups import groups_of
+from replica.models.gguf_groups import BITS, groups_of
 from replica.models.gguf_names import gguf_name
 from replica.models.model_config import ModelConfig
 from replica.models.weight_source import WHOLE, Part
@@ -54,14 +54,20 @@ class GgufSource:
     def kinds(self) -> dict[str, str]:
         return {name: BLOCKS[tensor.kind][2] for name, tensor in self._tensors.items()}
 
-    def groups(self, name: str) -> Groups | None:
-        """A matrix in the quantised form that it has in the file; None if the C++ step has no such form."""
-        tensor = self._tensor(name)
-        found = groups_of(self._blocks(tensor), BLOCKS[tensor.kind][2])
+    def groups(self, name: str, *, rows: Part = WHOLE, columns: Part = WHOLE, bits: int | None = None) -> Groups | None:
+        tensor, shape = self._tensor(name), self.shape(name)
+        elements, _, kind = BLOCKS[tensor.kind]
+        if kind not in BITS or bits not in (None, BITS[kind]):
+            return None
+        raw, each = self._blocks(tensor), elements // GROUP
+        wanted = columns.of(shape[1] // GROUP)
+        first = wanted.start // each  # a part may cut a block: whole ones are decoded, then trimmed
+        found = groups_of(raw[rows.of(shape[0]), first : -(-wanted.stop // each)], kind)
         if found is None:
             return None
-        m = None if found.m is None else self._restored(name, found.m)
-        return Groups(self._restored(name, found.q), self._restored(name, found.d), m)
+        kept = slice(wanted.start - first * each, wanted.stop - first * each)
+        m = None if found.m is None else self._restored(name, found.m[:, kept])
+        return Groups(self._restored(name, found.q[:, kept]), self._restored(name, found.d[:, kept]), m)
 
     def close(self) -> None:
         self._data = np.empty(0, dtype=np.uint8)  # unmapped with the last tensor that views it

@@ -52,7 +52,7 @@ class SafetensorsSource:
     def kinds(self) -> dict[str, str]:
         return {}
 
-    def groups(self, name: str) -> Groups | None:
+    def groups(self, name: str, *, rows: Part = WHOLE, columns: Part = WHOLE, bits: int | None = None) -> Groups | None:
         return None
 
     def close(self) -> None:

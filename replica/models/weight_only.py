@@ -50,9 +50,6 @@ def _groups(source: WeightSource, piece: Piece, bits: int, device: torch.device)
 
 def _own_groups(source: WeightSource, piece: Piece, bits: int) -> Groups | None:
     """The piece as the file has it; None where it has other bits, or where the part cuts a group."""
-    width = source.shape(piece.name)[1]
-    own = source.groups(piece.name) if width % (GROUP * piece.columns.count) == 0 else None
-    if own is None or (own.m is not None) != (bits == 4):
+    if source.shape(piece.name)[1] % (GROUP * piece.columns.count):
         return None
-    rows, columns = piece.rows.of(own.d.shape[0]), piece.columns.of(own.d.shape[1])
-    return Groups(own.q[rows, columns], own.d[rows, columns], None if own.m is None else own.m[rows, columns])
+    return source.groups(piece.name, rows=piece.rows, columns=piece.columns, bits=bits)

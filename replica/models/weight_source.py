@@ -44,8 +44,11 @@ class WeightSource(Protocol):
         """The data type of each tensor, as file and format call them; empty where no format is a quantised one."""
         ...
 
-    def groups(self, name: str) -> Groups | None:
-        """A whole matrix, quantised as the file has it, where the C++ step has such a form (gguf_groups); else None."""
+    def groups(self, name: str, *, rows: Part = WHOLE, columns: Part = WHOLE, bits: int | None = None) -> Groups | None:
+        """A part of a matrix, quantised as the file has it, where there is such a form (gguf_groups); else None.
+
+        A part of columns is one of whole groups. With `bits` forms of other widths are None, and not decoded.
+        """
         ...
 
     def close(self) -> None: ...

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import kernels.reference.fused_moe as reference_file
 import kernels.triton.fused_moe as file
 import kernels.triton.moe_routing as routing_file
 import tests.kernels.triton_interpreter  # noqa: F401  kernels are interpreted
@@ -123,6 +124,16 @@ def test_unused_experts_are_not_read() -> None:
     with counted() as moved:
         assert torch.equal(layer.ours(2), good)
     assert moved.read < 4 * 3 * 72 * 100 * 5 + 20_000, "no more than the five experts' weights, each once"
+
+
+def test_torch_multiplies_by_the_experts_that_are_used_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[int] = []
+    silu_mul = reference_file.silu_mul
+    monkeypatch.setattr(reference_file, "silu_mul", lambda x: products.append(x.shape[0]) or silu_mul(x))
+    layer = Layer(3, experts=128)
+    layer.logits[:, :125] = -100.0
+    layer.right(2)
+    assert len(products) <= 3 and sum(products) == 6
 
 
 @pytest.mark.parametrize(

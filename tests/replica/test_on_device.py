@@ -14,6 +14,7 @@ import torch
 
 from kernels.batch import PagedBatch
 from kernels.ops import REFERENCE
+from kernels.reference.quantized_weight import QuantizedWeight
 from replica import graphed_forward
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
@@ -21,9 +22,10 @@ from replica.contract.model_files import resolve
 from replica.device import CudaDevice
 from replica.graphed_forward import GraphedForward, Staging, bucket_sizes, shapes_max
 from replica.held_on_device import OnDevice, hold_on_device, measure, num_blocks
-from replica.kv_pool import size_pool
+from replica.kv_pool import PoolSize, size_pool
 from replica.memory_profile import GRAPHS_BYTES_EACH, Profile, pool_bytes
 from replica.models.config import read_model_config
+from replica.models.feed_forward import Experts
 from replica.models.loader import Placement, load_model, open_source
 from replica.parallel.all_reduce import AllReduceError, SizedAllReduce, SizeTable
 from replica.parallel.group import SingleRank
@@ -47,10 +49,15 @@ def place_of(config: EngineConfig, device: Any, tp: Any = None) -> OnDevice:
     return OnDevice(config, read_model_config(files), device, REFERENCE, torch.float32, tp or SingleRank())
 
 
+def held(place: OnDevice) -> tuple[GraphedForward, PoolSize]:
+    files = resolve(place.config.model)
+    return hold_on_device(place, files, open_source(files, place.model))
+
+
 def on_device(config: EngineConfig, device: Any, tp: Any = None) -> ModelRunner:
     """A runner whose forward pass is the accelerator's."""
     runner = ModelRunner(config, tp=tp)
-    forward, size = hold_on_device(place_of(config, device, tp), resolve(config.model))
+    forward, size = held(place_of(config, device, tp))
     runner._held = dataclasses.replace(runner._held, forward=forward, pool=forward.pool, size=size)
     runner._pool = forward.pool
     return runner
@@ -62,13 +69,22 @@ def answers(runner: Any) -> list[list[int]]:
     return driver.run([driver.add(prompt, greedy(tokens)) for prompt, tokens in zip(PROMPTS, (24, 9, 15), strict=True)], chunk=11)
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen3"])  # with a window: two plans a step; with norms of heads
-def test_replayed_steps_say_what_computed_ones_say(tmp_path: Path, family: str) -> None:
-    config = config_of(write_family(tmp_path, family))
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [("mistral", None), ("qwen3", None), ("llama", "w8a16"), ("llama", "w4a16"), ("llama", "fp8"), ("qwen3-moe", None)],
+)  # with a window: two plans a step; with norms of heads; quantised; with experts
+def test_replayed_steps_say_what_computed_ones_say(
+    tmp_path: Path, family: str, quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANTANG_KERNELS", "reference")
+    config = config_of(write_family(tmp_path, family), quantization=quantization)
     device = HostDevice()
     runner = on_device(config, device)
     forward = runner._held.forward
     assert isinstance(forward, GraphedForward)
+    layer = forward.model.layers[0]
+    assert isinstance(layer.qkv._weight, QuantizedWeight) == (quantization is not None)
+    assert isinstance(layer.feed_forward, Experts) == (family == "qwen3-moe")
     assert forward.recorded == device.captures == len(bucket_sizes(6)) == 4
     assert answers(runner) == answers(ModelRunner(config))
     assert forward.replays > 10
@@ -246,7 +262,7 @@ def test_a_device_without_room_is_refused_on_all_ranks_with_the_numbers(tmp_path
 
     def make(tp: Any) -> ModelRunner:
         try:
-            hold_on_device(place_of(config, full if tp.rank else roomy, tp), resolve(config.model))
+            held(place_of(config, full if tp.rank else roomy, tp))
         except ModelError as error:
             raised.append(str(error))
         return ModelRunner(config_of(config.model, tensor_parallel_size=2), tp=tp)

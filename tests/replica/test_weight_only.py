@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.reference.quantized_weight import QuantizedWeight, dequantize, quantize_fp8, quantize_int4, quantize_int8
+from replica import held_model
 from replica.config import WEIGHT_ONLY, EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import resolve
+from replica.models import loader_gguf
 from replica.models.config import read_model_config
-from replica.models.gguf_groups import held_as
+from replica.models.gguf_groups import groups_of, held_as
 from replica.models.loader import open_source
+from replica.models.loader_gguf import GgufSource
 from replica.models.weight_only import Piece, read_quantized
 from replica.models.weight_source import Part, WeightSource
+from replica.parallel.group import SingleRank
 from replica.runner import ModelRunner
 from replica.step_choice import choose_step
 from tests.replica.model_driver import Driver, greedy
@@ -81,6 +88,41 @@ def test_a_ranks_part_is_a_part_of_the_whole(kind: KINDS, tmp_path: Path) -> Non
     assert 0 < float((cut - whole[:, -48:]).norm() / whole[:, -48:].norm()) < (0.01 if quantization == "w8a16" else 0.1)
 
 
+def test_blocks_that_cannot_be_used_are_not_decoded_nor_more_than_a_ranks_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = gguf_source(tmp_path, KINDS.Q8_0)
+    decoded: list[tuple[int, ...]] = []
+    monkeypatch.setattr(loader_gguf, "groups_of", lambda raw, kind: decoded.append(raw.shape) or groups_of(raw, kind))
+    rows, width = SIZES["hidden_size"], SIZES["intermediate_size"]
+    read_quantized(source, [Piece(DOWN)], "w4a16", CPU)
+    assert decoded == []
+    read_quantized(source, [Piece(DOWN, columns=Part(1, 2))], "w8a16", CPU)
+    read_quantized(source, [Piece(DOWN, rows=Part(1, 2))], "w8a16", CPU)
+    assert decoded == [(rows, width // 64, 34), (rows // 2, width // 32, 34)]
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_a_part_of_a_matrix_is_a_part_of_its_groups(permuted: bool, tmp_path: Path) -> None:
+    """Q4_K: halves and quarters of three blocks of 256 cut blocks. Rows of queries lie in another order in the file."""
+    raw = np.random.default_rng(0).integers(0, 256, (64, 3, 144), dtype=np.uint8)
+    raw[:, :, :4] = np.full((64, 3, 2), 0.01, np.float16).view(np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("blk.0.attn_q.weight", raw.reshape(64, -1), raw_dtype=KINDS.Q4_K)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+    config: Any = SimpleNamespace(architecture="LlamaForCausalLM" if permuted else "Qwen2ForCausalLM", head_dim=32)
+    files: Any = SimpleNamespace(gguf=tmp_path / "m.gguf")
+    source = GgufSource(files, config)
+    whole = source.groups(QUERY)
+    assert whole is not None and whole.m is not None and whole.q.shape == (64, 24, 32)
+    assert source.groups(QUERY, bits=8) is None
+    for rows, columns in ((Part(1, 2), Part(1, 2)), (Part(0, 2), Part(0, 4)), (Part(1, 2), Part(2, 4))):
+        part = source.groups(QUERY, rows=rows, columns=columns, bits=4)
+        assert part is not None and part.m is not None
+        down, across = rows.of(64), columns.of(24)
+        for found, meant in ((part.q, whole.q), (part.d, whole.d), (part.m, whole.m)):
+            assert torch.equal(found, meant[down, across])
+
+
 @pytest.mark.parametrize("quantization", WEIGHT_ONLY[:2])
 def test_two_ranks_say_what_one_says(quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By groups, of which each lies in one rank; fp8 has another scale for each rank's part of a row."""
@@ -114,3 +156,33 @@ def test_people_are_told_what_became_of_a_files_blocks() -> None:
     assert held_as(kinds, "w8a16") == "Q8_0 as in the file, Q8_0 dequantised, Q4_K quantised anew"
     assert held_as(kinds, "w4a16") == "Q8_0 dequantised, Q8_0 quantised anew, Q4_K scales to the nearest"
     assert held_as(kinds, "fp8") == "Q8_0 dequantised, Q4_K Q8_0 quantised anew"
+
+
+def test_people_are_told_on_a_gpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds the model there is a stand-in: what is said is made before."""
+    monkeypatch.setenv("RANTANG_KERNELS", "reference")
+    monkeypatch.setattr(held_model, "_device", lambda config, rank: torch.device("cuda", 0))
+    read: list[WeightSource] = []
+
+    def held(place: Any, files: Any, source: WeightSource) -> tuple[Any, Any]:
+        read.append(source)
+        return SimpleNamespace(pool=None), None
+
+    monkeypatch.setattr(held_model, "hold_on_device", held)
+    write_llama_gguf(tmp_path / "m.gguf", KINDS.Q8_0, **SIZES)
+    found = held_model.hold_model(config_of(tmp_path / "m.gguf", quantization="w8a16"), SingleRank(), held_model.Stages(None))
+    assert found.kernels.endswith("; weights Q8_0 as in the file, Q8_0 dequantised") and read[0].has(QUERY)
+
+
+def test_experts_are_promised_nothing_that_they_cannot_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_family(tmp_path, "qwen3-moe")
+    model = read_model_config(resolve(str(directory)))
+    monkeypatch.delenv("RANTANG_KERNELS", raising=False)
+    hint = "(the C++ step is 2 to 3 times as fast)"
+    dense = dataclasses.replace(model, mixture=None)
+    assert hint in choose_step(config_of(directory), dense, CPU, 1).reason
+    assert hint not in choose_step(config_of(directory), model, CPU, 1).reason
+    with pytest.raises(ModelError, match="quantization w4a16: experts are served in the model's dtype only"):
+        choose_step(config_of(directory, quantization="w4a16"), model, CPU, 1)
+    with pytest.raises(ModelError, match=r"w4a8 needs the C\+\+ step: it runs on cuda$"):
+        choose_step(config_of(directory, quantization="w4a8"), model, torch.device("cuda"), 1)
