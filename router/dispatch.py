@@ -42,7 +42,8 @@ BOUNCE_DELAY_S = 0.25  # doubled with every bounce: a queue that is full now is 
 class Departure(enum.Enum):
     """Why a stream leaves its replica."""
 
-    LOST = "lost"  # dead or stalled: counts against the request too (poison guard)
+    LOST = "lost"  # it died: counts against the request too (poison guard)
+    STALLED = "stalled"  # as likely the machine's fault: counts once less
     LEAVING = "leaving"  # drained, or aborted by the replica itself
     BOUNCED = "bounced"  # not taken: no move, a retry
 
@@ -52,7 +53,7 @@ class Bounds:
     """Of one request."""
 
     moves_max: int = 3  # of a stream, to another replica
-    replica_losses_max: int = 2  # that died under it, before it is given up
+    deaths_max: int = 2  # of replicas under it, before it is given up; or so many deaths and stalls and one more
     bounces_max: int = 3
 
 
@@ -88,7 +89,7 @@ class Dispatch:
         self.batch = batch
         self.streams = tuple(Stream(index, request) for index, request in enumerate(batch.requests))
         self._bounds = bounds
-        self._lost: dict[Incarnation, None] = {}
+        self._lost: dict[Incarnation, Departure] = {}
         self._opened = False
         self.fingerprint = ""  # of the pool it started in: it never crosses to another
         self.yielded = False  # something went to the client: no rejection any more
@@ -168,8 +169,8 @@ class Dispatch:
             return []
         assert stream.incarnation is not None
         effects = self._leave(stream, cancel=why is not Departure.BOUNCED)
-        if why is Departure.LOST:
-            self._lost[stream.incarnation] = None
+        if why is Departure.LOST or why is Departure.STALLED:
+            self._lost[stream.incarnation] = why
         if why is Departure.BOUNCED:
             stream.bounces += 1
             stream.retry_s = now + BOUNCE_DELAY_S * 2.0 ** (stream.bounces - 1)
@@ -179,7 +180,7 @@ class Dispatch:
         stream.adrift_s = now
         if len(stream.emitted) + len(stream.request.emitted_ids) >= stream.request.sampling.max_tokens:
             return effects + self._finish(stream, Delta(index, finish=FinishReason.LENGTH), cancel=False)
-        if len(self._lost) >= self._bounds.replica_losses_max:
+        if self._is_suspect():
             message = f"{len(self._lost)} replicas were lost while they served this request"
             return effects + self.fail(index, 503, "replicas_lost", message, LOST_RETRY_S)
         if stream.moves > self._bounds.moves_max:
@@ -188,6 +189,10 @@ class Dispatch:
         if stream.bounces > self._bounds.bounces_max:
             return effects + self.fail(index, 429, "queue_full", "no replica took this request", 1.0)
         return effects
+
+    def _is_suspect(self) -> bool:
+        deaths = sum(why is Departure.LOST for why in self._lost.values())
+        return deaths >= self._bounds.deaths_max or len(self._lost) > self._bounds.deaths_max
 
     def fail(self, index: int, status: int, reason: str, message: str, retry_after_s: float | None = None) -> list[StreamEffect]:
         """Before the first emission the whole batch is rejected; afterwards this choice ends with an error."""

@@ -125,21 +125,23 @@ class Reception:
             return unknown_class(self._classes)
         slo = self._classes.slo(terms)
         self._standing.seen(service, terms.tenant, now)
-        self._standing.asks(slo, about_tokens, now)
         overrun = self.foresight.find(terms, arrival_s, now)
         if overrun is None:
-            overrun = self._overrun(service, terms.tenant, slo, arrival_s, now)
+            overrun = self._overrun(service, terms.tenant, slo, about_tokens, arrival_s, now)
             if overrun is None:
                 return None
             self.foresight.keep(terms, arrival_s, overrun, now)
+        else:
+            self._standing.asks(slo, about_tokens, now)
         return too_late(self._admission.turn_away(overrun, now, tokens=about_tokens))
 
-    def _overrun(self, service: ServiceClass, tenant: str, slo: Slo, arrival_s: float, now: float) -> Overrun | None:
+    def _overrun(self, service: ServiceClass, tenant: str, slo: Slo, about_tokens: int, arrival_s: float, now: float) -> Overrun | None:
         """Of the least request; None where it is not hopeless."""
         candidates = self._fleet.routable()
         outlays = self._fleet.outlays(LEAST, candidates, now)  # of many a sample: most often one of it has room, and all is said
         if not outlays or any(one.is_empty for one in outlays):
             return None
+        self._standing.asks(slo, about_tokens, now)
         promise = self._promise(service, tenant, LEAST.prompt_tokens, slo, arrival_s, now)
         if not self._admission.is_hopeless(promise, outlays, now):
             return None

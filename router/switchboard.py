@@ -128,7 +128,7 @@ class Switchboard:
         self.reception.tenants.routers = self.fleet.routers
         for incarnation in stalled:
             effects.append(Notice("replica stalled", incarnation.replica_id, self.traffic.streams_on(incarnation)))
-            effects += self.traffic.depart_all(incarnation, Departure.LOST, now)
+            effects += self.traffic.depart_all(incarnation, Departure.STALLED, now)
             if self.traffic.adrift:
                 self._unserved(now - STALL_MIN_S)
         for known in self.fleet.all():

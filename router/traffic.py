@@ -19,7 +19,8 @@ from router.policy.scoring import Choice
 from router.ports import Batch
 from router.reception import Admitted, Reception, Refused
 
-ADRIFT_MAX_S = 2.0  # a stream waits so long for a replica to come back before it ends with an error
+UNBEGUN_MAX_S = 2.0  # a stream without a replica waits so long for one, then its client hears when to come again
+BEGUN_MAX_S = 10.0  # one whose client has seen of it is worth more: a busy machine stands still for some seconds
 
 
 @dataclass(slots=True)
@@ -153,7 +154,7 @@ class Traffic:
         for dispatch in tuple(self._adrift.values()):
             for stream in dispatch.unplaced():
                 stream.adrift_s += pause_s
-                if now - stream.adrift_s >= ADRIFT_MAX_S:
+                if now - stream.adrift_s >= (BEGUN_MAX_S if dispatch.yielded else UNBEGUN_MAX_S):
                     refusal = self._reception.no_replica()
                     effects += self.settle(dispatch.fail(stream.index, 503, refusal.reason, refusal.message, refusal.retry_after_s), now)
         return effects

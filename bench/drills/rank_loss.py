@@ -166,6 +166,8 @@ async def run(served: Stack, run_directory: Path, kills: int, output_tokens: int
         undisturbed = tuple(await asyncio.gather(*(client.send(call) for call in calls(output_tokens))))
     finally:
         client.close()
+    if lost := lost_streams(undisturbed):
+        raise stack.StackError(f"streams were lost before any fault: {lost}\n{served.log_tail()}")
     before = holding(served, run_directory)
     losses = [await lose(served, FAULTS[number % len(FAULTS)], undisturbed, output_tokens) for number in range(kills)]
     deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
@@ -241,6 +243,9 @@ def main() -> int:
         try:
             run_directory = next(Path(scratch).glob("rantang-*"))
             before, losses, after = uvloop.run(run(served, run_directory, options.kills, options.output_tokens))
+        except stack.StackError as error:
+            print(error)
+            return 1
         finally:
             left = served.stop()
     drill = report(losses, before, after, len(left), {"serve": " ".join(arguments), "output_tokens": str(options.output_tokens)})

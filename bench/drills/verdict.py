@@ -30,6 +30,7 @@ def lost_streams(records: Sequence[RequestRecord]) -> dict[str, str]:
     """What became of each stream that did not complete, by its number."""
     return {
         str(i): f"{record.outcome}, status {record.status}, {record.tokens_seen} tokens, {'; '.join(record.problems)}"
+        f"{record.refusal.body.decode(errors='replace')[:200]}"
         for i, record in enumerate(records)
         if record.outcome is not Outcome.COMPLETED
     }

@@ -80,7 +80,8 @@ class Team {
 
     // On its core until the end of the scope.
     struct Stay {
-        Stay(const Team& team, int index) : moved_(team.stays_ && !sched_getaffinity(0, sizeof before_, &before_)) {
+        Stay(const Team& team, int index)
+            : moved_(team.stays_ && !sched_getaffinity(0, sizeof before_, &before_) && CPU_ISSET(team.cores_[index], &before_)) {
             if (!moved_) return;
             cpu_set_t one;
             CPU_ZERO(&one);

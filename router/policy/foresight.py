@@ -13,6 +13,7 @@ from router.policy.classes import Terms
 from router.policy.steady_clock import SteadyClock
 
 VALID_S = 0.005  # nothing is predicted finer
+KEPT_MAX = 64  # of different terms: clients choose their headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Foresight:
         self._found.clear()
 
     def keep(self, terms: Terms, arrival_s: float, overrun: Overrun, now: float) -> None:
+        if len(self._found) >= KEPT_MAX:
+            self._found.clear()
         self._found[terms] = _Found(overrun, arrival_s, now)
 
     def find(self, terms: Terms, arrival_s: float, now: float) -> Overrun | None:

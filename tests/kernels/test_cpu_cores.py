@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,10 +30,13 @@ def two_cores() -> Iterator[set[int]]:
     os.sched_setaffinity(0, before)
 
 
-def seen_while_running(threads: int) -> tuple[set[str], set[int]]:
-    """The lists of cores that this process's threads had during a first step, and the caller's afterwards."""
+def sequences_of(threads: int) -> Sequences:
     assert ISA is not None
-    sequences = Sequences(build(LONG), ISA, threads=threads)
+    return Sequences(build(LONG), ISA, threads=threads)
+
+
+def seen_while_running(sequences: Sequences) -> tuple[set[str], set[int]]:
+    """The lists of cores that this process's threads had during a step, and the caller's afterwards."""
     tokens = [number % LONG.vocab for number in range(POSITIONS // BLOCK * BLOCK)]
     table, seen, done = sequences.table(), set[str](), threading.Event()
 
@@ -54,13 +59,27 @@ def seen_while_running(threads: int) -> tuple[set[str], set[int]]:
 
 
 def test_each_thread_has_a_core_while_it_runs(two_cores: set[int]) -> None:
-    seen, afterwards = seen_while_running(threads=2)
+    seen, afterwards = seen_while_running(sequences_of(threads=2))
     assert {str(core) for core in two_cores} <= seen
     assert afterwards == two_cores
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_team_of_another_size_goes_where_linux_puts_it(two_cores: set[int], threads: int) -> None:
-    seen, afterwards = seen_while_running(threads)
+    seen, afterwards = seen_while_running(sequences_of(threads))
     assert not {str(core) for core in two_cores} & seen
     assert afterwards == two_cores
+
+
+def test_a_core_that_others_keep_is_given_up(two_cores: set[int]) -> None:
+    sequences, alone = sequences_of(threads=2), {str(core) for core in two_cores}
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        for process in busy:
+            os.sched_setaffinity(process.pid, {min(two_cores)})
+        assert alone <= seen_while_running(sequences)[0]
+        assert not alone & seen_while_running(sequences)[0]
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()

@@ -99,11 +99,23 @@ def test_a_request_that_two_replicas_died_under_gets_no_third() -> None:
     finishes = [effect.delta.finish for effect in effects if isinstance(effect, Emit)]
     assert finishes == [FinishReason.ERROR]
     assert one.ended
-    lenient = dispatch(bounds=Bounds(replica_losses_max=9))  # the guard switched off: it is given a third
+    lenient = dispatch(bounds=Bounds(deaths_max=9))  # the guard switched off: it is given a third
     for attempt, where in enumerate((R0, R1)):
         lenient.send(0, where, attempt + 1, 0.0)
         lenient.depart(0, Departure.LOST, 0.1)
     assert lenient.streams[0].phase is Phase.ADRIFT
+
+
+def test_a_stall_is_half_a_suspicion() -> None:
+    """One death and one stall: it goes on; another stall, and it is given up."""
+    one = dispatch()
+    for attempt, (where, why) in enumerate([(R0, Departure.LOST), (R1, Departure.STALLED)], 1):
+        one.send(0, where, attempt, 0.0)
+        one.depart(0, why, 0.1)
+        assert one.streams[0].phase is Phase.ADRIFT
+    one.send(0, R2, 3, 0.2)
+    one.depart(0, Departure.STALLED, 0.3)
+    assert one.ended
 
 
 def test_choices_on_different_replicas_count_together_for_the_poison_guard() -> None:

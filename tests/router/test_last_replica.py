@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from replica.contract.messages import FinishReason
+from router import traffic
 from router.config import RouterConfig
 from router.policy.fleet import Fleet
 from router.policy.health import Health
@@ -62,6 +63,19 @@ def one_of_two_freezes() -> None:
     assert all(outcome.finishes() == [FinishReason.LENGTH] and outcome.tokens() == outcome.expected() for outcome in outcomes)
 
 
+def the_other_one_stands_still_meanwhile() -> None:
+    """One dies while the machine is too busy for the other: who has begun waits for it, and loses nothing."""
+    world = world_of(2)
+    outcomes = [world.arrive(request(f"q{i}", prompt_of(i, 60), max_tokens=300)) for i in range(8)]
+    world.run(1.5)
+    survivor = world.replicas["r1"]
+    world.kill("r0")
+    world.freeze("r1")
+    world.at(8.0, lambda: world.thaw(survivor))
+    world.run(90.0)
+    assert all(outcome.finishes() == [FinishReason.LENGTH] and outcome.tokens() == outcome.expected() for outcome in outcomes)
+
+
 def there_is_none_yet() -> None:
     """FLO-14: a router without a replica is not ready, and says 503 and when to come back."""
     world = World(CONFIG, [])
@@ -77,7 +91,11 @@ def there_is_none_yet() -> None:
 Story = Callable[[], None]
 
 
-@pytest.mark.parametrize("story", [the_only_one_freezes, one_of_two_freezes, there_is_none_yet], ids=lambda story: story.__name__)
+@pytest.mark.parametrize(
+    "story",
+    [the_only_one_freezes, one_of_two_freezes, the_other_one_stands_still_meanwhile, there_is_none_yet],
+    ids=lambda story: story.__name__,
+)
 def test_ready_live_and_answered(story: Story) -> None:
     story()
 
@@ -89,11 +107,12 @@ def test_ready_live_and_answered(story: Story) -> None:
         (Fleet, "routable", Fleet.all, the_only_one_freezes),
         (Switchboard, "_unserved", lambda self, now: None, the_only_one_freezes),
         (Health, "check", lambda self, now: False, one_of_two_freezes),
+        (traffic, "BEGUN_MAX_S", 2.0, the_other_one_stands_still_meanwhile),
         (Reception, "no_replica", lambda self: Refusal(503, "no_replica", "", None), there_is_none_yet),
     ],
-    ids=["no-watch", "stalled-ones-count", "no-clock-of-unserved-work", "no-watch-of-two", "no-retry-after"],
+    ids=["no-watch", "stalled-ones-count", "no-clock-of-unserved-work", "no-watch-of-two", "no-patience", "no-retry-after"],
 )
-def test_without_the_guard_it_would_fail(owner: type, name: str, off: object, story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_guard_it_would_fail(owner: object, name: str, off: object, story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, name, off)
     with pytest.raises(AssertionError):
         story()
