@@ -59,3 +59,4 @@ class ModelSizes:
     hidden: int
     width: int  # of the feed-forward layer
     head_dim: int
+    experts: int = 0

@@ -128,7 +128,9 @@ def _choose(config: EngineConfig, model: ModelConfig, device: torch.device, rank
         operators = choose_operators(device)
         choice = choose_step(config, model, device, ranks, operators)
         if choice.library is None:
-            operators.check(device, ModelSizes(choice.dtype, model.hidden_size, model.intermediate_size // ranks, model.head_dim))
+            experts = 0 if model.mixture is None else model.mixture.count
+            width = model.intermediate_size // ranks
+            operators.check(device, ModelSizes(choice.dtype, model.hidden_size, width, model.head_dim, experts))
             if config.batch_invariant and (operators.name != TRITON or ranks > 1):
                 needs = "batch_invariant holds for one rank with Triton's kernels or the C++ step"
                 raise ModelError(f"{needs}; here {ranks} of {choice.reason}")

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from kernels.batch import CacheLayout, ModelSizes, PagedBatch
+from kernels.errors import KernelError
 from kernels.reference.quantized_weight import QuantizedWeight
 from kernels.reference.rope_kv_write import HeadNorms
 from kernels.reference.sampling import Sampled, SamplingRows, TokenLists
@@ -16,6 +17,7 @@ from kernels.triton import library, matmul_batch_invariant, rms_norm, rope_kv_wr
 from kernels.triton.attention_plan import plan_attention
 from kernels.triton.attention_tiles import CHUNK_TILES, REDUCE_TILES, SPLIT_TILES
 from kernels.triton.linear_quantized import TILES as QUANTIZED_TILES
+from kernels.triton.moe_routing import EXPERTS_MAX
 from kernels.triton.plan_values import PlanValues, to_values
 from kernels.triton.tiles import architecture_of, interpreted
 
@@ -40,6 +42,8 @@ def check(device: torch.device, sizes: ModelSizes) -> None:
         (CHUNK_TILES, sizes.head_dim),
     ):
         table.tile(architecture, sizes.dtype, size)
+    if sizes.experts > EXPERTS_MAX:
+        raise KernelError(f"fused_moe: {sizes.experts} experts, at most {EXPERTS_MAX}; RANTANG_KERNELS=reference computes with torch")
 
 
 def plan(batch: PagedBatch, layout: CacheLayout, dtype: torch.dtype, device: torch.device, window: int | None = None) -> PlanValues:

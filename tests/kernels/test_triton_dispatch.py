@@ -73,6 +73,8 @@ def test_a_rank_launches_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> N
         ((9, 0), {"dtype": torch.float64}, "does not compute float64 on sm_90"),
         ((9, 0), {"head_dim": 512}, "computes sizes up to 256 in bfloat16 on sm_90, not 512"),
         ((9, 0), {"hidden": 1 << 16}, "not 65536"),
+        ((9, 0), {"experts": 1025}, "fused_moe: 1025 experts, at most 1024"),
+        ((9, 0), {"experts": 1024}, ""),
         ((9, 0), {}, ""),
     ],
 )

@@ -124,6 +124,8 @@ def _install() -> None:
         setattr(_Builder, name, _with_casts(getattr(_Builder, name)))
     _Builder.create_dot = _with_dots(_Builder.create_dot)
     for name in (*(f"create_{each}" for each in _FLOAT_ARITHMETIC), *(f"create_fcmp{each}" for each in _COMPARISONS)):
+        if name == "create_fneg" and not hasattr(_Builder, name):  # triton 3.6 subtracts from 0
+            continue
         setattr(_Builder, name, _refusing(name.removeprefix("create_"), getattr(_Builder, name)))
     interpreter._patch_lang = _patched_once(interpreter._patch_lang)
     interpreter.GridExecutor.__call__ = _quiet(interpreter.GridExecutor.__call__)
