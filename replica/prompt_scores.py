@@ -6,7 +6,7 @@ overlap by one token (Row.score_from is 0 or beyond Row.start).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -21,15 +21,23 @@ def score_prompt(
 ) -> tuple[TokenLogprobs | None, ...]:
     """One entry for each position score_from … of a row (replica.step.Row), None for position 0. hidden [len(tokens), H].
 
-    `logits_of` maps states [n, H] to logits [n, V]; with several ranks it is a collective, so every rank scores alike.
+    `logits_of` is that of `scored_logits`.
     """
-    assert score_from == 0 or score_from > start
     begin = max(score_from, 1)
     scores: list[TokenLogprobs | None] = [None] if score_from == 0 else []
     targets = [int(token) for token in tokens[begin - start :]]
-    states = hidden[begin - 1 - start : -1]
-    for at in range(0, len(targets), ROWS_AT_ONCE):
-        part = targets[at : at + ROWS_AT_ONCE]
-        logits = logits_of(states[at : at + ROWS_AT_ONCE]).cpu()
-        scores += token_logprobs(logits, part, [top] * len(part))
+    for at, logits in enumerate(scored_logits(start, score_from, hidden, logits_of)):
+        part = targets[at * ROWS_AT_ONCE : (at + 1) * ROWS_AT_ONCE]
+        scores += token_logprobs(logits.cpu(), part, [top] * len(part))
     return tuple(scores)
+
+
+def scored_logits(start: int, score_from: int, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+    """What judges a row's scored tokens but the first of a prompt, at most ROWS_AT_ONCE at a time; all that other ranks do of scoring.
+
+    `logits_of` maps states [n, H] to logits [n, V]; with several ranks it is a collective, so every rank computes these alike.
+    """
+    assert score_from == 0 or score_from > start
+    states = hidden[max(score_from, 1) - 1 - start : -1]
+    for at in range(0, states.shape[0], ROWS_AT_ONCE):
+        yield logits_of(states[at : at + ROWS_AT_ONCE])

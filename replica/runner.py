@@ -18,7 +18,7 @@ from replica.device_sampler import sample_on_device
 from replica.forward import Computed, Forward, last_tokens
 from replica.held_model import OnStage, Stages, hold_model
 from replica.parallel.group import SingleRank, TensorParallel
-from replica.prompt_scores import score_prompt
+from replica.prompt_scores import score_prompt, scored_logits
 from replica.rank_step import RankStep
 from replica.sampler import NOT_FINITE, check_finite, sample
 from replica.step import Outcome, Step, StepResult
@@ -130,7 +130,9 @@ class ModelRunner:
             if outcome.error:
                 self._scrub(inputs.batch.tables[index])
         for index, score_from in step.scored:
-            _score(self._held.forward, inputs, computed.hidden, index, score_from, 0)
+            first, end = int(inputs.first_tokens[index]), int(inputs.last_tokens[index]) + 1
+            for _ in scored_logits(int(inputs.batch.starts[index]), score_from, computed.hidden[first:end], self._held.forward.logits):
+                pass  # the collective alone: rank 0 reads them
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:

@@ -94,7 +94,8 @@ def rank_main(group: RankGroup, make_worker: Callable[[TensorParallel], Worker])
     """The life of a rank > 0: carry out Steps until told to stop; returns how many.
 
     Raises GroupBroken when a peer is gone or late, and whatever the worker raises; the group is left in either case, which
-    the peers notice, and before the first Step rank 0 is told the reason. Nothing but the worker's cache outlives a step.
+    the peers notice, and before the first Step rank 0 is told the reason. A step leaves nothing behind but the
+    worker's cache, and in the decoder its number and its rows' places, positions and pages, until the next one.
     """
     steps = 0
     worker: Worker | None = None

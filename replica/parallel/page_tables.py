@@ -57,8 +57,9 @@ class PageTables:
         wrong = np.flatnonzero(kept > had)
         if wrong.size:
             raise CodecError(f"row {wrong[0]} keeps {kept[wrong[0]]} pages of {had[wrong[0]]}")
-        table = np.zeros((places.size, self._table.shape[1]), np.int32)
-        table[kept > 0] = self._table[places[kept > 0]]
+        width = _wide(int(kept.max(initial=1)))  # not as wide as a row that has gone
+        table = np.zeros((places.size, width), np.int32)
+        table[kept > 0] = self._table[:, :width][places[kept > 0]]
         self._table, self._pages = table, kept.astype(np.int32)
         self.go_on(pages, new)
         cut = np.flatnonzero((kept < had) | (kept == 0))  # behind the row's own pages there is something else than its first
@@ -66,7 +67,10 @@ class PageTables:
         self._table[cut] = np.where(behind, self._table[cut, :1], self._table[cut])
 
     def _widen(self, pages: int) -> None:
-        missing = pages - self._table.shape[1]
-        if missing > 0:
-            more = -(-missing // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+        more = _wide(pages) - self._table.shape[1]
+        if more > 0:
             self._table = np.concatenate((self._table, np.repeat(self._table[:, :1], more, axis=1)), axis=1)
+
+
+def _wide(pages: int) -> int:
+    return -(-pages // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE

@@ -1,8 +1,9 @@
 """A Step as bytes, for the ranks that do not sample: which tokens at which positions over which pages, and what to copy.
 
-Both ends keep places and pages of the previous step's rows; a row that was in it is sent as the pages it gained, a row that was not is
-sent whole, so nothing is remembered beyond one step. Columns, not rows: each is packed and unpacked in one call, and what the next step of
-a decode would only repeat is left out: such a row takes 4 bytes, and 4 with each new page, whatever its context.
+Both ends keep places, positions and pages of the previous step's rows; a row that was in it is sent as the pages it gained, a row that was
+not is sent whole, so of earlier steps nothing but their number is remembered. Columns, not rows: each is packed and unpacked in one call,
+and what the step would only repeat is left out. A decoding row takes 4 bytes in a decode that goes on; 16 where rows have come, left or
+changed places, or beside a chunk of a prompt; 24 where both are so; and 4 with each new page, whatever its context.
 
     header    little-endian: magic u16 · version u8 · form u8 · step_id u64 · number of the Step in its sequence u32 · rows R u32 ·
               tokens T u32 · new pages P u32 · scored rows S u32 · copies C u32 · crc32 of all the rest u32

@@ -23,7 +23,7 @@ class PageNews(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToldPages:
-    """Keeps lists of its own: a request's list grows between steps. One that has not is not read again (replica.step.Row)."""
+    """Keeps lists of its own: a request's list grows between steps. One that is still the same is not read again (replica.step.Row)."""
 
     def __init__(self) -> None:
         self._rows: Sequence[Row] = ()
@@ -62,21 +62,24 @@ class ToldPages:
         told = [self._pages[place] if place < nowhere else [] for place in places]
         kept: list[int] = []
         pages: list[int] = []
-        for row, known, now, count in zip(rows, told, blocks, counts, strict=True):
+        for row, place, known, now, count in zip(rows, places, told, blocks, counts, strict=True):
             if count > len(now):
                 raise ValueError(f"row of request {row.request} needs {count} pages and has {len(now)}")
-            keep = _common(known, now, count)
-            new = now[keep:count]
-            known[keep:] = new
+            keep = min(len(known), count)
+            if keep and (now is not self._lists[place] or now[keep - 1] != known[keep - 1]):
+                keep = _common(known, now, keep)
+            if keep < count or keep < len(known):
+                new = now[keep:count]
+                known[keep:] = new
+                pages += new
             kept.append(keep)
-            pages += new
+        stayed = kept == self._sizes and places == list(range(nowhere))
         self._pages = told
-        return PageNews(places + kept, pages)
+        return PageNews(None if stayed else places + kept, pages)
 
 
-def _common(before: Sequence[int], now: Sequence[int], count: int) -> int:
-    """Length of the common prefix of `before` and now[:count]. Nearly always all of `before`: that is tried first."""
-    length = min(len(before), count)
+def _common(before: Sequence[int], now: Sequence[int], length: int) -> int:
+    """Of the first `length` how many are the same in both. Nearly always all: that is tried first."""
     if before[:length] == now[:length]:
         return length
     return next(index for index in range(length) if before[index] != now[index])

@@ -211,7 +211,11 @@ def test_three_ranks_draw_what_one_draws(tmp_path: Path) -> None:
     assert results[1] == results[2] == len(steps)
 
 
-def test_who_follows_leaves_the_same_cache_and_scrubs_what_is_broken(checkpoint: Path) -> None:
+@pytest.mark.parametrize("left_out", ["", "_scrub", "_copy_blocks"])
+def test_who_follows_leaves_the_same_cache_and_scrubs_what_is_broken(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, left_out: str
+) -> None:
+    """And where it leaves out either, its cache is another."""
     leading, following = runner_of(checkpoint), runner_of(checkpoint)
     prompt = [(3 * i) % 130 + 1 for i in range(21)]
     broken = Step(90, (Row(1, [11, 12], 5, [7], None), Row(2, [11], 0, [8], Draw(greedy(), 0, [11], ()))))
@@ -220,11 +224,36 @@ def test_who_follows_leaves_the_same_cache_and_scrubs_what_is_broken(checkpoint:
         runner._pool[:, 7] = float("nan")
     for step in steps:
         leading.execute(step)
+    if left_out:
+        monkeypatch.setattr(following, left_out, lambda asked: None)
     assert follow_all(following, steps) == len(steps)
-    assert bool(following._pool.isfinite().all())
-    assert torch.equal(leading._pool, following._pool)
-    following._pool[:, 8] += 1
-    assert not torch.equal(leading._pool, following._pool)
+    assert bool(leading._pool.isfinite().all())
+    assert torch.equal(leading._pool, following._pool) is not bool(left_out)
+
+
+def test_who_follows_computes_the_logits_of_scored_tokens_and_reads_none(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several ranks they are a collective: as many, of as many states. What becomes of them is rank 0's alone."""
+    runner = runner_of(checkpoint)
+    forward, logits = type(runner.forward_pass), type(runner.forward_pass).logits
+    asked: list[int] = []
+    read: list[int] = []
+
+    def ask(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        asked.append(hidden.shape[0])
+        return logits(self, hidden)
+
+    def look(_: torch.Tensor, tokens: list[int], tops: list[int]) -> list[None]:
+        read.append(len(tokens))
+        return [None] * len(tokens)
+
+    monkeypatch.setattr(forward, "logits", ask)
+    monkeypatch.setattr("replica.prompt_scores.token_logprobs", look)
+    blocks = list(range(20, 30))
+    rows = (Row(0, [5] * 70, 0, blocks, score_from=0), Row(1, [5] * 9, 40, blocks, score_from=42), Row(2, [5] * 9, 40, blocks))
+    runner.execute(Step(1, rows))
+    assert asked == read == [64, 5, 7]
+    assert follow_all(runner, [Step(1, rows)]) == 1
+    assert asked == [64, 5, 7] * 2 and read == [64, 5, 7]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -42,31 +43,36 @@ def copies(draw: st.DrawFn) -> tuple[BlockCopy, ...]:
     return tuple(BlockCopy(a, b) for a, b in draw(st.lists(st.tuples(U32, U32), max_size=3)))
 
 
-@st.composite
-def going_on(draw: st.DrawFn) -> list[Step]:
-    """Requests that decode step after step, each with a list of its own that grows; some come, leave, are moved, or get other pages."""
+def going_on(data: st.DataObject) -> Iterator[Step]:
+    """Requests that decode step after step, or have chunks of their prompts computed, each with a list of its own.
+
+    Its list grows between two steps, in place or as a copy, and may have pages to spare; some come, leave, are moved, or get other pages.
+    """
+    draw = data.draw
     live: dict[int, tuple[int, list[int]]] = {}  # request → (start, blocks)
-    planned = []
     for step_id in range(draw(st.integers(1, 8))):
         for request in draw(st.lists(st.integers(0, 4), max_size=2)):  # comes, or begins again
             length = draw(st.integers(1, 80 * BLOCK))
-            live[request] = length, draw(st.lists(st.integers(0, 9), min_size=length // BLOCK + 1, max_size=length // BLOCK + 1))
-        if live and draw(st.booleans()) and draw(st.booleans()):
+            pages = length // BLOCK + 1 + draw(st.sampled_from((0, 0, 3)))
+            live[request] = length, draw(st.lists(st.integers(0, 9), min_size=pages, max_size=pages))
+        if draw(st.booleans()) and draw(st.booleans()) and live:
             live.pop(draw(st.sampled_from(sorted(live))))
         order = draw(st.permutations(sorted(live))) if draw(st.booleans()) else list(live)
         made = []
         for request in order:
             start, blocks = live[request]
-            if start // BLOCK >= len(blocks):
+            length = draw(st.sampled_from((1, 1, 1, 1, 1, 9)))
+            while (start + length - 1) // BLOCK >= len(blocks):
                 blocks.append(start)
-            made.append(Row(request, (start,), start, blocks, DRAW))
-            live[request] = start + draw(st.sampled_from((1, 1, 1, 0))), blocks
-        planned.append(Step(step_id, tuple(made), draw(copies())))
-        live = {request: (start, list(blocks)) for request, (start, blocks) in live.items()}
-    return planned
+            made.append(Row(request, (start,) * length, start, blocks, DRAW if length == 1 else None))
+            live[request] = start + draw(st.sampled_from((length, length, length, 0))), blocks
+        yield Step(step_id, tuple(made), draw(copies()))
+        copied = draw(st.booleans())
+        if copied:
+            live = {request: (start, list(blocks)) for request, (start, blocks) in live.items()}
 
 
-def assert_arrives(planned: Sequence[Step], prepares: bool) -> None:
+def assert_arrives(planned: Iterable[Step], prepares: bool) -> None:
     wire = StepWire(BLOCK, prepares=prepares)
     for step in planned:
         wire.assert_carries(step)
@@ -78,10 +84,10 @@ def test_a_sequence_of_steps_arrives_as_planned(planned: list[Step], prepares: b
     assert_arrives(planned, prepares)
 
 
-@given(going_on(), st.booleans())
+@given(st.data(), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_decodes_that_go_on_arrive_as_planned(planned: list[Step], prepares: bool) -> None:
-    assert_arrives(planned, prepares)
+def test_decodes_that_go_on_arrive_as_planned(data: st.DataObject, prepares: bool) -> None:
+    assert_arrives(going_on(data), prepares)
 
 
 def test_a_list_that_its_request_lengthens_is_no_trap() -> None:
@@ -115,14 +121,75 @@ def test_what_a_step_brought_stays_as_it_was_when_the_next_comes() -> None:
     assert first.inputs.batch.tables.tolist() == [[5]]
 
 
-@pytest.mark.parametrize(("pages", "order", "bytes_max"), [(513, 1, 8), (600, 1, 20), (600, -1, 20)])
+@pytest.mark.parametrize(("pages", "order", "bytes_max"), [(513, 1, 8), (600, 1, 8), (600, -1, 20)])
 def test_a_decoding_request_costs_few_bytes_whatever_its_context(pages: int, order: int, bytes_max: int) -> None:
-    """64 at most; less where its list has no page to spare and rows stay in their order. All take a page in this step."""
+    """64 at most; less where rows stay in their order, whether or not its list has pages to spare. All take a page in this step."""
     encoder = StepEncoder(16)
     blocks = list(range(pages))
     encoder.encode(Step(1, tuple(Row(n, [5], 8191, blocks[:512], DRAW) for n in range(64))))
     data = encoder.encode(Step(2, tuple(Row(n, [5], 8192, blocks, DRAW) for n in range(64))[::order]))
     assert (len(data) - HEADER_BYTES) / 64 <= bytes_max
+
+
+class Watched(list[int]):
+    """A row's pages, and how many of them have been read at once."""
+
+    read = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        got = super().__getitem__(key)
+        self.read += len(got) if isinstance(key, slice) else 1
+        return got
+
+
+def decodes_beside_a_chunk(step: int, decodes: Sequence[list[int]], prompt: list[int], order: int = 1) -> Step:
+    """Contexts of 8,191 tokens and more, and chunks of 128 tokens: step 1 takes a page for each decode."""
+    rows = [Row(n, [5], 8191 + step, pages, DRAW) for n, pages in enumerate(decodes)]
+    return Step(step, (*rows[::order], Row(99, [5] * 128, 128 * step, prompt)))
+
+
+@pytest.mark.parametrize(("order", "bytes_max"), [(1, 20), (-1, 28)])
+def test_a_decoding_request_costs_few_bytes_beside_a_chunk_of_a_prompt(order: int, bytes_max: int) -> None:
+    """16 and a page; 8 more where rows have changed places."""
+    encoder, decodes, prompt = StepEncoder(16), [list(range(513)) for _ in range(64)], list(range(100))
+    encoder.encode(decodes_beside_a_chunk(0, decodes, prompt))
+    data = encoder.encode(decodes_beside_a_chunk(1, decodes, prompt, order))
+    chunk = 4 * (6 + 128 + 8)
+    assert (len(data) - HEADER_BYTES - chunk) / 64 <= bytes_max
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_beside_a_chunk_of_a_prompt_pages_that_are_known_are_not_read_again(order: int) -> None:
+    """Else every decode costs rank 0 its whole context in every step while any prompt is computed."""
+    encoder, decodes, prompt = StepEncoder(16), [Watched(range(513)) for _ in range(4)], Watched(range(100))
+    for step in range(2):
+        encoder.encode(decodes_beside_a_chunk(step, decodes, prompt))
+    for pages in (*decodes, prompt):
+        pages.read = 0
+    encoder.encode(decodes_beside_a_chunk(2, decodes, prompt, order))
+    assert [pages.read <= 1 for pages in decodes] == [True] * 4 and prompt.read <= 9
+
+
+def test_rows_with_pages_to_spare_that_change_places_or_begin_again_arrive() -> None:
+    """Their lists are the same, and not read: what was told of them is in another place, or more than they need now."""
+    wire, blocks = StepWire(BLOCK), [[1, 2, 3, 4], [5, 6, 7, 8]]
+    for step_id, (order, start) in enumerate([((0, 1), 4), ((1, 0), 4), ((1, 0), 3), ((1, 0), 11), ((0, 1), 7)]):
+        wire.assert_carries(Step(step_id, tuple(Row(n, [9], start, blocks[n], DRAW) for n in order)))
+
+
+def test_a_long_row_that_has_gone_leaves_no_wide_table() -> None:
+    """Else each later step whose rows change copies rows x the widest ever."""
+    encoder, decoder = StepEncoder(BLOCK), StepDecoder(BLOCK)
+    long, short = list(range(1000)), [1, 2]
+
+    def width(*rows: Row) -> int:
+        assert decoder.decode(encoder.encode(Step(1, rows))) is not None
+        return decoder._tables._table.shape[1]
+
+    assert width(Row(1, [9], 4, short, DRAW), Row(2, [9], 3999, long, DRAW)) == 1024
+    assert width(Row(2, [9], 3999, long, DRAW), Row(3, [9], 4, short, DRAW)) == 1024, "while it is there"
+    assert width(Row(3, [9], 4, short, DRAW)) == 64
+    assert width(Row(2, [9], 3999, long, DRAW)) == 1024, "and again"
 
 
 def test_stop_is_no_step() -> None:
