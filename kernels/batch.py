@@ -57,6 +57,8 @@ class ModelSizes:
 
     dtype: torch.dtype  # of weights, activations and cache
     hidden: int
-    width: int  # of the feed-forward layer
+    width: int  # of the feed-forward layer, or of one expert
     head_dim: int
     experts: int = 0
+    quantized: bool = False  # the layers' matrices
+    batch_invariant: bool = False

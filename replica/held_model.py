@@ -129,8 +129,9 @@ def _choose(config: EngineConfig, model: ModelConfig, device: torch.device, rank
         choice = choose_step(config, model, device, ranks, operators)
         if choice.library is None:
             experts = 0 if model.mixture is None else model.mixture.count
-            width = model.intermediate_size // ranks
-            operators.check(device, ModelSizes(choice.dtype, model.hidden_size, width, model.head_dim, experts))
+            width, quantized = model.intermediate_size // ranks, config.quantization is not None
+            sizes = ModelSizes(choice.dtype, model.hidden_size, width, model.head_dim, experts, quantized, config.batch_invariant)
+            operators.check(device, sizes)
             if config.batch_invariant and (operators.name != TRITON or ranks > 1):
                 needs = "batch_invariant holds for one rank with Triton's kernels or the C++ step"
                 raise ModelError(f"{needs}; here {ranks} of {choice.reason}")

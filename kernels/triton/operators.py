@@ -16,6 +16,8 @@ from kernels.reference.sampling import Sampled, SamplingRows, TokenLists
 from kernels.triton import library, matmul_batch_invariant, rms_norm, rope_kv_write, silu_mul
 from kernels.triton.attention_plan import plan_attention
 from kernels.triton.attention_tiles import CHUNK_TILES, REDUCE_TILES, SPLIT_TILES
+from kernels.triton.fused_moe import DOWN_TILES as MOE_DOWN_TILES
+from kernels.triton.fused_moe import TILES as MOE_TILES
 from kernels.triton.linear_quantized import TILES as QUANTIZED_TILES
 from kernels.triton.moe_routing import EXPERTS_MAX
 from kernels.triton.plan_values import PlanValues, to_values
@@ -31,16 +33,12 @@ def title(device: torch.device) -> str:
 def check(device: torch.device, sizes: ModelSizes) -> None:
     """Raises KernelError, with what would work, where a kernel of the forward pass has no tile for this model on this device."""
     architecture = architecture_of(device)
-    for table, size in (
-        (rms_norm.TILES, sizes.hidden),
-        (silu_mul.TILES, sizes.width),
-        (matmul_batch_invariant.TILES, sizes.hidden),
-        (QUANTIZED_TILES, sizes.hidden),
-        (rope_kv_write.TILES, sizes.head_dim),
-        (SPLIT_TILES, sizes.head_dim),
-        (REDUCE_TILES, sizes.head_dim),
-        (CHUNK_TILES, sizes.head_dim),
-    ):
+    asked = [(rms_norm.TILES, sizes.hidden)]
+    asked += [(table, sizes.head_dim) for table in (rope_kv_write.TILES, SPLIT_TILES, REDUCE_TILES, CHUNK_TILES)]
+    asked += [(MOE_TILES, sizes.width), (MOE_DOWN_TILES, sizes.hidden)] if sizes.experts else [(silu_mul.TILES, sizes.width)]
+    asked += [(QUANTIZED_TILES, sizes.hidden)] if sizes.quantized else []
+    asked += [(matmul_batch_invariant.TILES, sizes.hidden)] if sizes.batch_invariant else []
+    for table, size in asked:
         table.tile(architecture, sizes.dtype, size)
     if sizes.experts > EXPERTS_MAX:
         raise KernelError(f"fused_moe: {sizes.experts} experts, at most {EXPERTS_MAX}; RANTANG_KERNELS=reference computes with torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,32 @@ def test_what_no_kernel_serves_is_said_at_start(
             operators.check(CUDA, asked)
     else:
         operators.check(CUDA, asked)
+
+
+@pytest.mark.parametrize(
+    ("table", "uses"),
+    [
+        ("linear_quantized", {"quantized": True}),
+        ("matmul_batch_invariant", {"batch_invariant": True}),
+        ("fused_moe, up", {"experts": 8}),
+        ("fused_moe, down", {"experts": 8}),
+    ],
+)
+def test_a_kernel_is_asked_for_by_a_model_that_uses_it(monkeypatch: pytest.MonkeyPatch, table: str, uses: dict[str, Any]) -> None:
+    """As if it had no tile anywhere."""
+    device_is(monkeypatch, (9, 0))
+    tile = tiles.TileTable.tile
+
+    def lacking(self: tiles.TileTable, *asked: Any) -> tiles.Tile:
+        if self.kernel == table:
+            raise KernelError(f"{table} has no tile")
+        return tile(self, *asked)
+
+    monkeypatch.setattr(tiles.TileTable, "tile", lacking)
+    operators, plain = choose_operators(CUDA, "triton"), ModelSizes(torch.bfloat16, 4096, 14336, 128)
+    operators.check(CUDA, plain)
+    with pytest.raises(KernelError, match=f"{table} has no tile"):
+        operators.check(CUDA, dataclasses.replace(plain, **uses))
 
 
 def test_without_triton_a_gpu_is_refused_not_served_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
