@@ -257,6 +257,9 @@ class AnswerReader:
             if expect.usage:
                 self._problem("no usage")
             return
+        cached, prompt = record.counts.cached_tokens or 0, record.counts.prompt_tokens
+        if not 0 <= cached <= prompt:
+            self._problem(f"usage says {cached} cached tokens of {prompt} in the prompt")
         if expect.prompt_tokens is not None and record.counts.prompt_tokens != expect.prompt_tokens:
             self._problem(f"usage says {record.counts.prompt_tokens} prompt tokens, sent {expect.prompt_tokens}")
         if expect.completion_tokens is not None and record.counts.completion_tokens != expect.completion_tokens:
@@ -264,7 +267,8 @@ class AnswerReader:
         if not expect.countable:
             return
         seen = self._tokens
-        if self._saw_ids and seen != record.counts.completion_tokens:
+        textless = 0 if expect.completion_tokens else 1  # an end token alone has no text
+        if (self._saw_ids and seen != record.counts.completion_tokens) or (not seen and record.counts.completion_tokens > textless):
             self._problem(f"usage says {record.counts.completion_tokens} tokens, {seen} came")
         elif seen > record.counts.completion_tokens:  # without ids an event stands for at least one token
             self._problem(f"usage says {record.counts.completion_tokens} tokens, at least {seen} came")

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-import uvloop
-
 from bench import processes
 from bench.arrivals import due_times
 from bench.connection import Target
@@ -29,6 +27,7 @@ from bench.server_side import look_back
 from bench.slo import Slo
 from bench.summary import summarize
 from bench.timeline import Timeline
+from bench.usage import run_loop
 from bench.workload import Workload
 
 IN_FLIGHT_MAX = 10_000
@@ -122,7 +121,7 @@ def limit_connections() -> int:
 def _run(server: Server, asked: Question, warm_up: Sequence[Call], calls: Sequence[Call]) -> Run:
     target = Target.parse(server.url, server.api_key)
     if warm_up:
-        uvloop.run(_offer(target, server, Load(streams=len(warm_up)), warm_up, ()))
+        run_loop(_offer(target, server, Load(streams=len(warm_up)), warm_up, ()))
     family = list(server.family()) if server.family is not None else []
     sampler = Sampler(metrics_url(server), (lambda: family) if family else None)
     times = () if asked.load.streams is not None else due_times(asked.workload, asked.load)
@@ -131,7 +130,7 @@ def _run(server: Server, asked: Question, warm_up: Sequence[Call], calls: Sequen
     cpu_s, start_s = time.process_time(), time.perf_counter()
     try:
         with no_collection():
-            records = uvloop.run(_offer(target, server, asked.load, calls, times))
+            records = run_loop(_offer(target, server, asked.load, calls, times))
     finally:
         wall_s = max(time.perf_counter() - start_s, 1e-9)
         samples = sampler.stop()

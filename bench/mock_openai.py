@@ -39,6 +39,8 @@ class Fault(enum.StrEnum):
     NO_STREAM = "no_stream"
     ENDLESS = "endless"
     ONLY_COMMENTS = "only_comments"
+    NO_TOKENS = "no_tokens"
+    CACHED_TOO_HIGH = "cached_too_high"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,9 @@ class MockServer:
                 return False
             ids = [self._token_id(i)] if self.pace.send_ids and body.return_token_ids else None
             finish = "length" if i == count - 1 and not endless else None
+            if self.fault is Fault.NO_TOKENS:
+                writer.write(_chunk(_empty(name) if finish is None else _event(name, "", None, finish, chat)))
+                continue
             writer.write(_chunk(_event(name, f" t{i}", ids, finish, chat)))
         for line in self._endings(name, body, count, chat):
             writer.write(_chunk(line))
@@ -187,7 +192,8 @@ class MockServer:
         if self.fault is Fault.ERROR_EVENT:
             lines.append(b'data: {"error":{"message":"lost","type":"server_error"}}\n\n')
         lie = {Fault.USAGE_TOO_HIGH: 5, Fault.USAGE_TOO_LOW: -5}.get(self.fault, 0)
-        lines.append(b"data: " + msgspec.json.encode({"id": name, "choices": [], "usage": _usage(body, count + lie)}) + b"\n\n")
+        usage = _usage(body, count + lie, cached=10**6 if self.fault is Fault.CACHED_TOO_HIGH else 0)
+        lines.append(b"data: " + msgspec.json.encode({"id": name, "choices": [], "usage": usage}) + b"\n\n")
         if self.fault is not Fault.NO_DONE:
             lines.append(b"data: [DONE]\n\n")
         return lines
@@ -217,6 +223,10 @@ def _event(name: str, text: str, ids: list[int] | None, finish: str | None, chat
     return b"data: " + msgspec.json.encode({"id": name, "choices": [choice]}) + b"\n\n"
 
 
+def _empty(name: str) -> bytes:
+    return b"data: " + msgspec.json.encode({"id": name, "choices": []}) + b"\n\n"
+
+
 def _whole(body: _Body) -> dict[str, object]:
     count = body.max_tokens or 16
     text = "".join(f" t{i}" for i in range(count))
@@ -224,7 +234,7 @@ def _whole(body: _Body) -> dict[str, object]:
     return {"id": "mock", "choices": [choice], "usage": _usage(body, count)}
 
 
-def _usage(body: _Body, count: int) -> dict[str, object]:
+def _usage(body: _Body, count: int, cached: int = 0) -> dict[str, object]:
     if isinstance(body.prompt, list):
         prompt = len(body.prompt)
     else:
@@ -233,7 +243,7 @@ def _usage(body: _Body, count: int) -> dict[str, object]:
         "prompt_tokens": prompt,
         "completion_tokens": count,
         "total_tokens": prompt + count,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from bench.quantiles import quantile
@@ -28,13 +29,13 @@ class Slo:
         return ", ".join(asked) or "none"
 
     def kept_by(self, record: RequestRecord) -> bool:
-        """Completed in time. A target that the response gives nothing to measure by (one token has no gaps) is kept."""
+        """Completed in time. A target for gaps is kept by a response that has none (of one token); what never came is late."""
         if record.outcome is not Outcome.COMPLETED:
             return False
         measured = (
-            (self.ttft_ms, record.ttft_s),
+            (self.ttft_ms, math.inf if record.ttft_s is None else record.ttft_s),
             (self.itl_p95_ms, quantile(record.gaps_s(), 0.95) if self.itl_p95_ms is not None else None),
             (self.tpot_ms, record.tpot_s),
-            (self.e2e_ms, record.e2e_s),
+            (self.e2e_ms, math.inf if record.e2e_s is None else record.e2e_s),
         )
         return all(target_ms is None or value_s is None or value_s * 1e3 <= target_ms for target_ms, value_s in measured)

@@ -6,13 +6,12 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import uvloop
-
 from bench import processes, result
 from bench.peers.contestant import Contestant, Running
 from bench.peers.home import PeerError
 from bench.peers.same_model import SameModel
 from bench.result import Metric, Result, WorkResult
+from bench.usage import run_loop
 from bench.works import Work
 
 Measure = Callable[[Contestant, str], Awaitable[tuple[WorkResult, ...]]]
@@ -68,7 +67,7 @@ def compare(
 def column_of(contestant: Contestant, measure: Measure, check: Check) -> Column:
     try:
         with contestant.run() as running:
-            return uvloop.run(_measured(contestant, running, measure, check))
+            return run_loop(_measured(contestant, running, measure, check))
     except PeerError as error:
         return Column(contestant.name, skipped=str(error))
 

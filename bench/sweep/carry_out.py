@@ -66,7 +66,7 @@ def carry_out(plan: SweepPlan, state: SweepState, say: Callable[[str], None]) ->
     with open_server(plan.options.server) as server:
         try:
             knee = Sweep(state, plan.extent, partial(ask, server), say).run()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             say(f"interrupted; the same command goes on after the {len(state.points)} loads that are finished")
             raise
     return Swept(plan, state, knee)

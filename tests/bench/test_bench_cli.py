@@ -211,6 +211,44 @@ def test_sigterm_stops_what_was_started() -> None:
         assert run.wait(20) == 128 + signal.SIGTERM
 
 
+IN_A_CALLBACK = """
+import asyncio, signal, sys, uvloop
+from bench.usage import end_on_sigterm, run_loop
+class Told(asyncio.Protocol):
+    def data_received(self, data):
+        signal.raise_signal(signal.SIGTERM)
+async def main():
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Told, "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(b"now")
+    await asyncio.sleep(2)
+end_on_sigterm()
+{"run_loop": run_loop, "uvloop.run": uvloop.run}[sys.argv[1]](main())
+"""
+
+
+@pytest.mark.parametrize(("run", "status"), [("run_loop", 143), ("uvloop.run", 0)])
+def test_sigterm_in_a_callback_is_not_swallowed(run: str, status: int) -> None:
+    """The second is the control: the exception of the handler is the protocol's, and ends nothing."""
+    done = subprocess.run([sys.executable, "-c", IN_A_CALLBACK, run], cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert done.returncode == status
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_run_in_the_middle_of_its_streams(mock_url: StartMock, tmp_path: Path, number: int, status: int) -> None:
+    url = mock_url(Pace(token_ms=0.1))
+    asked = ["-m", "bench.cli", "run", "-w", "a", "--requests", "100000", "--streams", "8", "--url", url, "--out", str(tmp_path)]
+    interruptible = "import signal, runpy, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv = sys.argv[1:]; "
+    command = [sys.executable, "-c", f"{interruptible}runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)", *asked[1:]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as run:
+        assert run.stdout is not None and "measuring" in run.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            run.wait(2)  # it runs until it is told to end
+        run.send_signal(number)
+        assert run.wait(60) == status
+
+
 def test_an_slo_is_written_as_everywhere(mock_url: StartMock, tmp_path: Path) -> None:
     asked = ("run", "-w", "a", "--requests", "1", "--url", mock_url(), "--out", str(tmp_path), "--slo", "ttft_ms=2000,queue_ms=50")
     status, text = said(*asked)

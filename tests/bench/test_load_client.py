@@ -67,6 +67,8 @@ async def test_whole_answer_is_read_too(pair: StartPair) -> None:
         (Fault.TWO_FINISHES, "second finish"),
         (Fault.TOKEN_AFTER_FINISH, "token after finish"),
         (Fault.NONSENSE, "not JSON"),
+        (Fault.NO_TOKENS, "usage says 8 tokens, 0 came"),
+        (Fault.CACHED_TOO_HIGH, "usage says 1000000 cached tokens of 16 in the prompt"),
         (Fault.NONE, ""),  # the control: nothing is wrong, nothing is found
     ],
 )
@@ -86,6 +88,13 @@ async def test_lower_usage_is_caught_without_an_expected_length(pair: StartPair)
     body = {"prompt": "a b", "max_tokens": 8, "stream": True}
     record = await mock.client.send(json_call("/v1/completions", body))
     assert record.problems == ["usage says 3 tokens, at least 8 came"]
+
+
+async def test_an_end_token_alone_has_no_text(pair: StartPair) -> None:
+    mock = await pair(fault=Fault.NO_TOKENS)
+    for tokens, problems in ((1, []), (2, ["usage says 2 tokens, 0 came"])):
+        record = await mock.client.send(json_call("/v1/completions", {"prompt": "a b", "max_tokens": tokens, "stream": True}))
+        assert record.problems == problems
 
 
 async def test_drop_hang_and_error_event_end_the_request(pair: StartPair) -> None:

@@ -104,6 +104,12 @@ def test_slo_keeps_what_is_in_time(slo: Slo, kept: bool) -> None:
     assert not slo.kept_by(record(0.5, 0.02, Outcome.WRONG)), "a wrong answer is never good, however fast"
 
 
+def test_a_first_token_that_never_came_is_late() -> None:
+    silent = RequestRecord(0.0, 0.0, 0.0, 0.1, status=200, outcome=Outcome.COMPLETED)
+    assert not Slo(ttft_ms=500).kept_by(silent)
+    assert Slo(itl_p95_ms=500, tpot_ms=500, e2e_ms=500).kept_by(silent), "the control: no gaps are no long gaps"
+
+
 def test_goodput_counts_only_what_kept_the_slo() -> None:
     records = (record(0.1), record(0.9, due_s=1.0), record(0.1, outcome=Outcome.ERROR, due_s=2.0), record(0.1, due_s=3.0))
     run = Run(records, 0.0, ServerSide(queue_ms=Spread(10.0, 80.0, 90.0)))
