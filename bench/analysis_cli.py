@@ -67,6 +67,7 @@ def sweep(
 ) -> None:
     """The same trace at rates from below the expected load to saturation; the knee. Goes on where it was interrupted."""
     from bench.analysis.slo_text import parse_slo
+    from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.sweep.carry_out import begin
     from bench.sweep.plan import SweepOptions, plan_sweep
@@ -78,6 +79,7 @@ def sweep(
             workload, parse_slo(slo), server, rates, requests, repeats, seed, refinements, burst, price_per_hour, folder=out or RESULTS
         )
         plan = plan_sweep(options)
+        check_folder(options.folder)
         state = begin(plan, restart=restart)
     raise typer.Exit(run(plan, state))
 
@@ -114,6 +116,7 @@ def choose(
     from bench import choose_command
     from bench.analysis.choice import Demand
     from bench.analysis.slo_text import parse_slo
+    from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.sweep.plan import SweepOptions
     from bench.sweep_command import new_console
@@ -134,6 +137,7 @@ def choose(
             workload, targets, server, rates, requests, repeats, seed, refinements, True, price_per_hour, folder=out or RESULTS
         )
         plans = choose_command.plans_of(base, changes or ())
+        check_folder(base.folder)
         states = choose_command.begin_all(plans, restart=restart)
     raise typer.Exit(choose_command.choose_by_sweeps(plans, states, demand, new_console(), priced=priced))
 
@@ -156,6 +160,7 @@ def ladder(
     from bench import ladder_command
     from bench.analysis.slo_text import parse_slo
     from bench.load import Load
+    from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.sweep_command import new_console
 
@@ -164,6 +169,7 @@ def ladder(
         offered = Load(streams=streams if streams is not None or rate is not None else 16, rate_per_s=rate)
         options = ladder_command.LadderOptions(workload, parse_slo(slo), offered, server, requests, repeats, seed, out or RESULTS)
         plan = ladder_command.plan_ladder(options)
+        check_folder(options.folder)
     raise typer.Exit(ladder_command.ladder(plan, new_console()))
 
 

@@ -81,6 +81,7 @@ def run(
     from bench import run_command as command
     from bench.analysis.slo_text import parse_slo
     from bench.load import Arrivals, Load
+    from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.server import ServerOptions, setting_of
     from bench.slo import Slo
@@ -102,4 +103,5 @@ def run(
             names, server, load, slo, seed, requests, duration_s, fit, repeats, price_per_hour, tried, out or RESULTS, salt, report
         )
         planned = command.plan(options)
+        check_folder(options.folder)
     raise typer.Exit(command.run(planned))

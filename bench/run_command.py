@@ -14,6 +14,8 @@ from rich.console import Console
 from bench import result, scorecard_table
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
+from bench.positive import check_positive
+from bench.request_log import SUFFIX
 from bench.result import Result
 from bench.server import ServerOptions, check, open_server, setting_of
 from bench.slo import Slo
@@ -48,10 +50,11 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One workload at one load."""
+    """One workload at one load. `source`: its name as it was given."""
 
     workload: Workload
     load: Load
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,20 @@ def plan(options: RunOptions) -> Plan:
         raise ValueError("requests and duration both say how many: give one of them")
     if options.changes and options.server.url is not None:
         raise ValueError("a control can be changed only on a stack that is started here: leave --url out")
+    check_positive(price_per_hour=options.price_per_hour)
     asked = tuple(asked_of(text, options) for text in options.workloads)
+    if options.duration_s is not None and all(each.load.rate_per_s is None for each in asked):
+        raise ValueError("a duration is of arrivals at a rate, and none is given: --rate, or NAME@RATE")
+    check_names(asked)
     return Plan(options, asked, tuple(configurations(options.server, options.changes)), options.salt or secrets.token_hex(4))
+
+
+def check_names(asked: Sequence[Asked]) -> None:
+    """Results and tables know a workload by its name: raises ValueError when two different ones have the same."""
+    sources: dict[str, str] = {}
+    for each in asked:
+        if sources.setdefault(each.workload.name, each.source) != each.source:
+            raise ValueError(f"two different workloads are called {each.workload.name!r}: rename one of the files")
 
 
 def asked_of(text: str, options: RunOptions) -> Asked:
@@ -96,7 +111,7 @@ def asked_of(text: str, options: RunOptions) -> Asked:
         requests = max(1, round(load.rate_per_s * options.duration_s))
     works = workload(name, options.seed, requests, options.fit)
     meant = replace(load, streams=works.streams) if load.streams is None and load.rate_per_s is None else load
-    return Asked(works, meant)
+    return Asked(works, meant, name)
 
 
 def run(planned: Plan) -> int:
@@ -143,7 +158,7 @@ def configurations(base: ServerOptions, changes: Sequence[str]) -> Iterator[tupl
 
 
 def write(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[Path, ...]:
-    """JSON with its requests, Markdown and CSV; their paths."""
+    """JSON, Markdown, CSV and, where there are any, the requests; their paths."""
     path = result.write(outcome, folder, [row for each in measured for row in each.rows])
     by_work: dict[str, list[Measured]] = {}
     for each in measured:
@@ -151,7 +166,8 @@ def write(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[
     table, lines = path.with_suffix(".md"), path.with_suffix(".csv")
     table.write_text("\n".join(scorecard_table.markdown([each.point for each in group]) for group in by_work.values()))
     lines.write_text(scorecard_table.comma_separated([each.point for each in measured]))
-    return path, table, lines
+    requests = path.with_name(path.stem + SUFFIX)
+    return (path, table, lines, *([requests] if requests.exists() else []))
 
 
 def _measure_all(planned: Plan, console: Console) -> tuple[list[Measured], bool]:

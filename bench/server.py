@@ -61,7 +61,7 @@ class ServerOptions:
 
 def check(options: ServerOptions) -> None:
     """Raises ValueError for options that make no server."""
-    if options.replicas < 1 or options.timeout_s <= 0:
+    if options.replicas < 1 or not 0 < options.timeout_s < float("inf"):
         raise ValueError("a server has at least one replica, and a request some time")
     if options.url is None:
         serve_arguments(options)

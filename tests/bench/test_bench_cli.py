@@ -54,7 +54,7 @@ def test_run_writes_all_four_files(mock_url: StartMock, tmp_path: Path) -> None:
     )
     status, text = said("run", "-w", "chat,a", "--url", url, *options)
     assert status == 0, text
-    assert "goodput, req/s" in text and "run 2 of 2" in text
+    assert "goodput, req/s" in text and "run 2 of 2" in text and ".requests.jsonl.gz" in text
     path = next(tmp_path.glob("run-chat-a-*.json"))
     found = load_result(path)
     assert [(point.workload.name, len(point.repeats)) for point in found.points] == [("chat", 2), ("a", 2)]
@@ -83,6 +83,15 @@ def test_run_writes_all_four_files(mock_url: StartMock, tmp_path: Path) -> None:
         (("-w", "chat@fast"), "unknown workload 'chat@fast'"),
         (("-w", "chat@1", "--duration-s", "5", "--requests", "3"), "give one of them"),
         (("-w", "chat@1", "--duration-s", "-5"), "duration must be positive"),
+        (("-w", "chat,a", "--duration-s", "5"), "a duration is of arrivals at a rate, and none is given"),
+        (("--arrivals", "often", "--rate", "1"), "there are workload, poisson, gamma, even"),
+        (("--slo-ttft-ms", "nan"), "ttft_ms must be a positive number, got nan"),
+        (("--slo-e2e-ms", "-5"), "e2e_ms must be a positive number, got -5"),
+        (("--price-per-hour", "-1"), "price_per_hour must be a positive number, got -1"),
+        (("--timeout-s", "nan"), "a request some time"),
+        (("--out", "/proc/nope"), "no result can be written to /proc/nope: No such file"),
+        (("--out", "/proc"), "no result can be written to /proc"),
+        (("--out", __file__), "File exists"),
     ],
 )
 def test_run_refuses_before_anything_starts(arguments: tuple[str, ...], why: str) -> None:
@@ -98,6 +107,16 @@ def test_a_workload_with_a_rate_of_its_own() -> None:
     assert all(each.load.new_connections for each in plan(options).asked)
     given = RunOptions(["a", "chat"], load=Load(streams=3), requests=5)
     assert [(each.load.streams, len(each.workload)) for each in plan(given).asked] == [(3, 5), (3, 5)]
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "trace.jsonl").write_text('{"timestamp":0,"input_length":8,"output_length":2}\n')
+    one, two = (str(tmp_path / folder / "trace.jsonl") for folder in ("one", "two"))
+    with pytest.raises(ValueError, match="two different workloads are called 'trace'"):
+        plan(RunOptions([one, two]))
+    assert len(plan(RunOptions([f"{one}@1", f"{one}@2"])).asked) == 2, "the control: one file at two rates"
 
 
 def test_controls_change_one_thing_at_a_time() -> None:
@@ -130,6 +149,8 @@ def test_convert_names_the_line(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"timestamp": 1, "prompt": "hello", "output_tokens": 3}) + "\n")
     assert said("convert", str(log), str(tmp_path / "out.jsonl")) == (0, "1 requests; the lengths of 1 prompts are estimates\n")
+    status, text = said("convert", str(log), str(tmp_path / "none" / "out.jsonl"))
+    assert status == 2 and "out.jsonl: No such file" in text
     log.write_text("{}\n")
     status, text = said("convert", str(log), str(tmp_path / "out.jsonl"))
     assert status == 2 and "line 1: no" in text
