@@ -28,7 +28,7 @@ class ConfigError(Exception):
 class ServeConfig(BaseModel):
     """How the cluster is laid out and where it listens. Units are last in the names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="Address the HTTP API listens on; 0.0.0.0 for every interface.")
     port: int = Field(8000, ge=1, le=65535, description="Port of the HTTP API.")
@@ -57,7 +57,7 @@ class ServeConfig(BaseModel):
 class Config(BaseModel):
     """The whole tree."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     engine: EngineConfig = Field(default_factory=lambda: EngineConfig(), description="One replica's engine.")
     router: RouterConfig = Field(default_factory=lambda: RouterConfig(), description="The front door.")

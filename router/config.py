@@ -68,7 +68,7 @@ class TenantConfig(BaseModel):
 class RouterConfig(BaseModel):
     """Front door: admission, queueing, limits. Units are last in the names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     policy: PolicyName = Field("least_ttft", description="Choice of the replica; all but the first are baselines for comparison.")
     queue_time_slo_s: float = Field(10.0, gt=0, description="Arrival until the first step that schedules the request; beyond it, shed.")

@@ -31,6 +31,16 @@ def faults(tree: object) -> list[str]:
     return caught.value.lines
 
 
+FLOATS = [(section, name) for section, name in FIELDS if SECTIONS[section].model_fields[name].annotation in (float, float | None)]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize(("section", "name"), FLOATS)
+def test_every_number_is_finite(section: str, name: str, value: float) -> None:
+    (line,) = faults({section: {name: value}})
+    assert line.startswith(f"{section}.{name}: ") and "finite number" in line
+
+
 def test_defaults_need_no_file() -> None:
     config = load()
     assert (config.engine.model, config.serve.port, config.serve.replicas) == ("smollm2", 8000, 2)

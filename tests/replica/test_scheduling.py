@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from core_harness import COST, Driver, PagedRunner, ids, limits
 
-from replica.contract.messages import BounceReason, FinishReason, GenerateRequest, SamplingParams
+from replica.chunk_budget import ChunkBudget
+from replica.contract.messages import BounceReason, FinishReason, GenerateRequest, SamplingParams, StepTimeCoefficients
+from replica.mock_runner import modelled_step_s
 from replica.plan import Shape
 from replica.scheduling_policy import BYPASSES_MAX
 from replica.step import Step
+from replica.step_time_fit import StepTimeFit
 
 
 def message(prompt_length: int, max_tokens: int = 8, attempt: int = 900) -> GenerateRequest:
@@ -160,6 +163,71 @@ def test_short_prompts_are_not_held_up_by_a_long_one() -> None:
     assert [len(driver.text(attempt)) for attempt in short] == [1, 1, 1]
     assert len(next(row for row in driver.runner.steps[-1].rows if row.request == 0).tokens) == 128
     driver.run()
+
+
+SLOW = StepTimeCoefficients(a=5e-3, b=6e-4, c=5e-3, d=0.0)
+
+
+def steps_of_the_long_prompt(decodes: int, short: int, budget: int = 512, steps_max: int = 200) -> int:
+    """Steps until a prompt of 900 has its first token beside `decodes` at 5 ms, an SLO of 200 ms and a new prompt of `short` each step."""
+    driver = Driver(PagedRunner(limits(40_000, seqs=64, budget=budget)), check=False, enable_prefix_caching=False)
+    driver.runner.on_step = lambda step: setattr(driver, "now_s", driver.now_s + modelled_step_s(SLOW, step))
+    driver.engine.step_time = StepTimeFit(SLOW)
+    for i in range(decodes):
+        driver.add(ids(100 + i, 16), 4000)
+    while any(request.remaining > 1 for request in driver.engine.roster.running) or driver.engine.roster.waiting:
+        driver.step()
+    long = driver.add(ids(7, 900), 4)
+    for count in range(1, steps_max):
+        driver.step()
+        if (0, long) in driver.heard:
+            return count
+        if short:
+            driver.add(ids(1000 + count, short), 1)
+    return steps_max
+
+
+@pytest.mark.parametrize(
+    ("decodes", "short", "budget", "alone", "beside"),
+    [
+        (40, 16, 512, 57, 57),  # decodes take all of the SLO: a block a step is left, and no short prompt starts
+        (38, 4, 512, 57, 57),  # 8 tokens are left: 4 for a short one, and the block all the same
+        (30, 32, 512, 14, 27),  # 75: four blocks, or two beside 32 tokens
+        (4, 6, 20, 57, 111),  # 16 tokens of a step that may have 20, or 10 and 6
+    ],
+)
+def test_short_prompts_at_most_halve_a_long_one(decodes: int, short: int, budget: int, alone: int, beside: int) -> None:
+    assert (steps_of_the_long_prompt(decodes, 0, budget), steps_of_the_long_prompt(decodes, short, budget)) == (alone, beside)
+
+
+def test_without_its_half_a_long_prompt_starves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChunkBudget, "half", lambda budget, start: budget)
+    assert steps_of_the_long_prompt(40, 16) == 200
+
+
+def scored(steps_max: int = 60) -> bool:
+    """Is a prompt of 40 scored within `steps_max` steps, in blocks of one token beside a decode that breaks the SLO?"""
+    driver = Driver(PagedRunner(limits(4000, block=1)), inter_token_slo_ms=0.001)
+    driver.add(ids(1, 1), 1000)
+    driver.step()
+    attempt = driver.add(ids(2, 40), 2, prompt_logprobs=1)
+    for _ in range(steps_max):
+        driver.step()
+    return (0, attempt) in driver.heard and driver.finish(attempt) is FinishReason.LENGTH
+
+
+def test_prompt_scores_come_beside_a_decode_in_blocks_of_one_token() -> None:
+    assert scored()
+
+
+def test_without_a_right_to_more_than_the_overlap_they_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = ChunkBudget.fit
+
+    def a_block(budget: ChunkBudget, start: int, wanted: int, at_most: int | None = None, overlap: int = 0) -> int:
+        return fit(budget, start, wanted, at_most)
+
+    monkeypatch.setattr(ChunkBudget, "fit", a_block)
+    assert not scored(500)
 
 
 # --- skip-ahead and its bound (SCH-06; with its trace: test_case_traces) ---

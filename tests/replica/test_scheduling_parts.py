@@ -111,6 +111,33 @@ def test_what_is_afforded_is_the_most_that_the_model_allows(start: int) -> None:
     assert cost(count) <= 0.2 < cost(count + 1)
 
 
+def test_half_is_of_the_seconds_too_and_leaves_the_right_to_a_block() -> None:
+    step = budget(100, 0.040)
+    half = step.half(0)
+    assert half.tokens == 50 and half.fit(0, 20) == 20 and half.fit(0, 21) == 16
+    half.spend(0, 20)
+    assert half.fit(0, 1) == 0 and step.tokens == 80 and step.fit(0, 200) == 16
+    broken = budget(100, -1.0)
+    assert broken.half(0).fit(0, 1) == 0 and broken.fit(0, 200) == 16
+
+
+@pytest.mark.parametrize(("block", "overlap", "fits"), [(1, 0, 1), (1, 1, 2), (2, 1, 2), (16, 1, 16)])
+def test_the_first_chunk_gets_past_what_it_computes_a_second_time(block: int, overlap: int, fits: int) -> None:
+    step = ChunkBudget(tokens=100, seconds=-1.0, coefficients=COST, block_size=block)
+    assert step.fit(0, 200, overlap=overlap) == fits
+
+
+@pytest.mark.parametrize("e", [0.0, 1e-30, 1e-18, 1e-14])
+def test_a_tiny_coefficient_changes_nothing(e: float) -> None:
+    assert budget(10**6, 0.0325, StepTimeCoefficients(a=0.0, b=1e-3, c=0.0, d=0.0, e=e)).fit(0, 32) == 32
+    assert budget(10**6, 0.0325, StepTimeCoefficients(a=0.0, b=1e-3, c=0.0, d=0.0, e=e)).fit(0, 10**6) == 32
+
+
+@pytest.mark.parametrize("k", [StepTimeCoefficients(a=0.0, b=0.0, c=0.0, d=0.0), StepTimeCoefficients(a=0.0, b=1e-9, c=0.0, d=0.0)])
+def test_a_step_of_no_cost_is_bounded_by_its_tokens(k: StepTimeCoefficients) -> None:
+    assert budget(96, 1e305, k).fit(0, 10**6) == 96
+
+
 # --- growth --------------------------------------------------------------------------------------------------------------
 
 
