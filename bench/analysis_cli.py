@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench.each_once import EachOnce
 from bench.usage import usage_errors
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ Price = Annotated[float | None, typer.Option(help="Of one replica, for the cost 
 Url = Annotated[str | None, typer.Option(help="A running OpenAI-compatible server; without it a stack is started.")]
 Model = Annotated[str | None, typer.Option(help="Name to ask for; the server's first unless given.")]
 ApiKey = Annotated[str, typer.Option(envvar=["RANTANG_API_KEY", "OPENAI_API_KEY"], help="Bearer token.")]
-Replicas = Annotated[int, typer.Option(help="Of the stack that is started; at a URL, for the cost.")]
+Replicas = Annotated[
+    int | None, typer.Option(help="Of the stack that is started: 1; at a URL, for the cost: as many as the server says, else 1.")
+]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of every stack.")]
 TextPrompts = Annotated[bool, typer.Option("--text-prompts", help="For servers that take no token ids.")]
 NoIds = Annotated[bool, typer.Option("--no-ids", help="Do not ask for token ids in the answer.")]
@@ -40,7 +43,7 @@ ResultPath = Annotated[Path, typer.Argument(metavar="RESULT", help="A result fil
 
 def add_to(app: typer.Typer) -> None:
     for command in (sweep, choose, ladder, explain, compare, report):
-        app.command()(command)
+        app.command(cls=EachOnce)(command)
 
 
 def sweep(
@@ -57,7 +60,7 @@ def sweep(
     url: Url = None,
     model: Model = None,
     api_key: ApiKey = "",
-    replicas: Replicas = 1,
+    replicas: Replicas = None,
     settings: Settings = None,
     text_prompts: TextPrompts = False,
     no_ids: NoIds = False,
@@ -103,7 +106,7 @@ def choose(
     seed: Seed = 0,
     refinements: Refinements = 2,
     price_per_hour: Price = None,
-    replicas: Replicas = 1,
+    replicas: Replicas = None,
     settings: Settings = None,
     url: Url = None,
     model: Model = None,
@@ -151,7 +154,7 @@ def ladder(
     requests: Requests = None,
     repeats: Repeats = 1,
     seed: Seed = 0,
-    replicas: Replicas = 1,
+    replicas: Replicas = None,
     settings: Settings = None,
     timeout_s: TimeoutS = 1800.0,
     out: Out = None,
@@ -210,11 +213,12 @@ def report(result: ResultPath) -> None:
 
 
 def _server(
-    url: str | None, model: str | None, api_key: str, replicas: int, settings: Sequence[str] | None, rest: tuple[bool, bool, float]
+    url: str | None, model: str | None, api_key: str, replicas: int | None, settings: Sequence[str] | None, rest: tuple[bool, bool, float]
 ) -> ServerOptions:
     """`rest`: text prompts, no ids, time limit of a request."""
     from bench.server import ServerOptions, setting_of
 
     text_prompts, no_ids, timeout_s = rest
     given = dict(setting_of(text) for text in settings or ())
-    return ServerOptions(url, model, api_key, replicas, given, text_prompts, not no_ids, timeout_s=timeout_s)
+    count = 1 if replicas is None else replicas
+    return ServerOptions(url, model, api_key, count, given, text_prompts, not no_ids, timeout_s=timeout_s, ask_replicas=replicas is None)

@@ -115,13 +115,33 @@ def asked_of(text: str, options: RunOptions) -> Asked:
 
 
 def run(planned: Plan) -> int:
-    """Measure, print, write; 1 when nothing was completed, or a stack did not start. What the others brought is written."""
+    """Measure, print, write; 1 when nothing was completed, or a stack did not start. What the others brought is written.
+
+    So is what was finished when a signal ended the run; its exception then goes on.
+    """
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    measured, failed = _measure_all(planned, console)
+    measured: list[Measured] = []
+    timeless = dict.fromkeys(each.workload.name for each in planned.asked if each.load.rate_per_s is None)
+    if planned.options.duration_s is not None and timeless:
+        console.print(f"without a rate no duration is kept, and all requests are sent: {', '.join(timeless)}", markup=False)
+    try:
+        failed = _measure_all(planned, measured, console)
+    except (KeyboardInterrupt, SystemExit):
+        if measured:
+            count = len(planned.asked) * len(planned.servers)
+            console.print(f"interrupted: {len(measured)} of {count} measurements are finished, and kept", style="red", highlight=False)
+            _tell(planned, measured, console)
+        raise
     if not measured:
         return 1
+    _tell(planned, measured, console)
+    return 0 if not failed and all(each.point.figure("completed_per_s") for each in measured) else 1
+
+
+def _tell(planned: Plan, measured: Sequence[Measured], console: Console) -> None:
+    """Print what was measured, and write it."""
     points = [each.point for each in measured]
-    names = list(dict.fromkeys(each.workload.name for each in planned.asked))
+    names = list(dict.fromkeys(point.workload.name for point in points))
     for name in names:
         console.print(scorecard_table.terminal_table([point for point in points if point.workload.name == name]))
     for line in scorecard_table.problem_lines(points):
@@ -133,7 +153,6 @@ def run(planned: Plan) -> int:
         paths += _report(paths[0], console)
     for path in paths:
         console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}", highlight=False)
-    return 0 if not failed and all(point.figure("completed_per_s") for point in points) else 1
 
 
 def _report(source: Path, console: Console) -> list[Path]:
@@ -170,21 +189,22 @@ def write(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[
     return (path, table, lines, *([requests] if requests.exists() else []))
 
 
-def _measure_all(planned: Plan, console: Console) -> tuple[list[Measured], bool]:
-    """All that could be measured, and whether a configuration failed."""
-    measured: list[Measured] = []
+def _measure_all(planned: Plan, measured: list[Measured], console: Console) -> bool:
+    """Appends all that can be measured to `measured`; whether a configuration failed."""
     failed = False
     for label, each in planned.servers:
         console.print(f"{label}: {'measuring ' + each.url if each.url else 'starting a stack'} …", highlight=False)
         try:
             with open_server(each) as server:
+                if server.replicas_note and planned.options.price_per_hour is not None:
+                    console.print(server.replicas_note, highlight=False)
                 for asked in planned.asked:
                     question = _question(planned, asked, label)
                     measured.append(measure(server, question, index=len(measured), tell=console.print))
         except StackError as error:
             failed = True
             console.print(f"{label} drops out: {error}", style="red", highlight=False, markup=False)
-    return measured, failed
+    return failed
 
 
 def _question(planned: Plan, asked: Asked, label: str) -> Question:

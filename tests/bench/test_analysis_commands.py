@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +19,10 @@ from bench.ladder_command import LADDER, LadderOptions, gains, plan_ladder
 from bench.load import Load
 from bench.mock_openai import Fault, Pace
 from bench.point import Served
+from bench.prompt_style import PromptStyle
 from bench.request_log import SUFFIX
 from bench.result import Result, load_result, write
-from bench.server import ServerOptions, check, serve_arguments
+from bench.server import Server, ServerOptions, check, serve_arguments
 from bench.slo import Slo
 from bench.sweep.plan import SweepOptions
 from tests.bench.made_up_results import FACTS, card, point, rows_for
@@ -103,6 +106,8 @@ def test_sweep_of_a_server_that_refuses_all(tmp_path: Path) -> None:
         (("choose", "--change", "replicas=two"), "must be a number"),
         (("choose", "--change", "max_num_seqs=8", "--change", "max_num_seqs=8"), "given twice"),
         (("ladder", "--streams", "2", "--rate", "1"), "give one of them"),
+        (("sweep", "-w", "chat", "--workload", "a"), "--workload is given twice"),
+        (("sweep", "--burst", "--no-burst"), "--burst is given twice"),
         (("sweep", "--price-per-hour", "0"), "price_per_hour must be a positive number"),
         (("choose", "--load", "0"), "load must be a positive number, got 0"),
         (("choose", "--load", "-1"), "load must be a positive number, got -1"),
@@ -189,6 +194,22 @@ def test_choose_runs_sweeps_and_writes_one_result(tmp_path: Path) -> None:
     (source,) = tmp_path.glob("choose-chat-*.json")
     assert "What happens in a burst?" in load_result(source).details["texts"]["The choice"]
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_ladder_that_is_interrupted_keeps_its_finished_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter([None, SystemExit(143)])
+
+    @contextlib.contextmanager
+    def opened(_options: ServerOptions) -> Iterator[Server]:
+        if (end := next(steps)) is not None:
+            raise end
+        yield Server(url, PromptStyle("mock"))
+
+    monkeypatch.setattr("bench.ladder_command.open_server", opened)
+    with served_mock() as url:
+        status, said = call("ladder", "--requests", "2", "--out", str(tmp_path))
+    assert status == 143 and "interrupted: 1 of 5 steps are finished, and kept" in said
+    assert len(load_result(next(tmp_path.glob("ladder-mix-*.json"))).points) == 1
 
 
 def test_nobody_chosen_is_status_1(tmp_path: Path) -> None:

@@ -11,13 +11,16 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from bench import run_command, stack
 from bench.cli import app
 from bench.load import Load
+from bench.measurement import Measured
 from bench.mock_openai import Pace
 from bench.prompt_style import PromptStyle
 from bench.result import load_requests, load_result
@@ -268,6 +271,38 @@ def test_a_signal_ends_a_run_in_the_middle_of_its_streams(mock_url: StartMock, t
             run.wait(2)  # it runs until it is told to end
         run.send_signal(number)
         assert run.wait(60) == status
+    assert not list(tmp_path.iterdir()), "nothing was finished"
+
+
+def test_what_is_finished_is_kept_when_a_run_is_interrupted(mock_url: StartMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, measured = run_command.measure, iter([None, KeyboardInterrupt()])
+
+    def measure(*asked: Any, **named: Any) -> Measured:
+        if (end := next(measured)) is not None:
+            raise end
+        return real(*asked, **named)
+
+    monkeypatch.setattr(run_command, "measure", measure)
+    status, text = said("run", "-w", "a", "-w", "b", "--requests", "2", "--url", mock_url(), "--out", str(tmp_path))
+    assert status == 130 and "interrupted: 1 of 2 measurements are finished, and kept" in text
+    assert [point.workload.name for point in load_result(next(tmp_path.glob("run-a-*.json"))).points] == ["a"]
+
+
+@pytest.mark.parametrize(("page", "given", "replicas", "told"), [
+    ("rantang:replicas 2\n", (), 2, "it has 2 replicas"),
+    ("other 1\n", (), 1, "does not say how many replicas"),
+    ("rantang:replicas 2\n", ("--replicas", "3"), 3, ""),
+])  # fmt: skip
+def test_a_running_server_is_asked_how_many_replicas_are_paid(
+    mock_url: StartMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, given: tuple[str, ...], replicas: int, told: str
+) -> None:
+    real = stack.get_text
+    monkeypatch.setattr(stack, "get_text", lambda url, *rest, **named: page if "/metrics" in url else real(url, *rest, **named))
+    asked = ("-w", "a", "--requests", "2", "--price-per-hour", "1", "--url", mock_url(), "--out", str(tmp_path), *given)
+    status, text = said("run", *asked)
+    assert status == 0 and told in text and ("replicas" in text) == bool(told)
+    point = load_result(next(tmp_path.glob("run-a-*.json"))).points[0]
+    assert (point.served.replicas, point.repeats[0].scorecard.cost.replicas) == (replicas, replicas)
 
 
 def test_an_slo_is_written_as_everywhere(mock_url: StartMock, tmp_path: Path) -> None:
