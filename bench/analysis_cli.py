@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench.each_once import EachOnce
 from bench.usage import usage_errors
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ Price = Annotated[float | None, typer.Option(help="Of one replica, for the cost 
 Url = Annotated[str | None, typer.Option(help="A running OpenAI-compatible server; without it a stack is started.")]
 Model = Annotated[str | None, typer.Option(help="Name to ask for; the server's first unless given.")]
 ApiKey = Annotated[str, typer.Option(envvar=["RANTANG_API_KEY", "OPENAI_API_KEY"], help="Bearer token.")]
-Replicas = Annotated[int, typer.Option(help="Of the stack that is started; at a URL, for the cost.")]
+Replicas = Annotated[
+    int | None, typer.Option(help="Of the stack that is started: 1; at a URL, for the cost: as many as the server says, else 1.")
+]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of every stack.")]
 TextPrompts = Annotated[bool, typer.Option("--text-prompts", help="For servers that take no token ids.")]
 NoIds = Annotated[bool, typer.Option("--no-ids", help="Do not ask for token ids in the answer.")]
@@ -40,7 +43,7 @@ ResultPath = Annotated[Path, typer.Argument(metavar="RESULT", help="A result fil
 
 def add_to(app: typer.Typer) -> None:
     for command in (sweep, choose, ladder, explain, compare, report):
-        app.command()(command)
+        app.command(cls=EachOnce)(command)
 
 
 def sweep(
@@ -57,7 +60,7 @@ def sweep(
     url: Url = None,
     model: Model = None,
     api_key: ApiKey = "",
-    replicas: Replicas = 1,
+    replicas: Replicas = None,
     settings: Settings = None,
     text_prompts: TextPrompts = False,
     no_ids: NoIds = False,
@@ -67,6 +70,7 @@ def sweep(
 ) -> None:
     """The same trace at rates from below the expected load to saturation; the knee. Goes on where it was interrupted."""
     from bench.analysis.slo_text import parse_slo
+    from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.sweep.carry_out import begin
     from bench.sweep.plan import SweepOptions, plan_sweep
@@ -78,6 +82,7 @@ def sweep(
             workload, parse_slo(slo), server, rates, requests, repeats, seed, refinements, burst, price_per_hour, folder=out or RESULTS
         )
         plan = plan_sweep(options)
+        check_folder(options.folder)
         state = begin(plan, restart=restart)
     raise typer.Exit(run(plan, state))
 
@@ -101,7 +106,7 @@ def choose(
     seed: Seed = 0,
     refinements: Refinements = 2,
     price_per_hour: Price = None,
-    replicas: Replicas = 1,
+    replicas: Replicas = None,
     settings: Settings = None,
     url: Url = None,
     model: Model = None,
@@ -114,6 +119,7 @@ def choose(
     from bench import choose_command
     from bench.analysis.choice import Demand
     from bench.analysis.slo_text import parse_slo
+    from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.sweep.plan import SweepOptions
     from bench.sweep_command import new_console
@@ -134,6 +140,7 @@ def choose(
             workload, targets, server, rates, requests, repeats, seed, refinements, True, price_per_hour, folder=out or RESULTS
         )
         plans = choose_command.plans_of(base, changes or ())
+        check_folder(base.folder)
         states = choose_command.begin_all(plans, restart=restart)
     raise typer.Exit(choose_command.choose_by_sweeps(plans, states, demand, new_console(), priced=priced))
 
@@ -147,7 +154,7 @@ def ladder(
     requests: Requests = None,
     repeats: Repeats = 1,
     seed: Seed = 0,
-    replicas: Replicas = 1,
+    replicas: Replicas = None,
     settings: Settings = None,
     timeout_s: TimeoutS = 1800.0,
     out: Out = None,
@@ -156,6 +163,7 @@ def ladder(
     from bench import ladder_command
     from bench.analysis.slo_text import parse_slo
     from bench.load import Load
+    from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.sweep_command import new_console
 
@@ -164,6 +172,7 @@ def ladder(
         offered = Load(streams=streams if streams is not None or rate is not None else 16, rate_per_s=rate)
         options = ladder_command.LadderOptions(workload, parse_slo(slo), offered, server, requests, repeats, seed, out or RESULTS)
         plan = ladder_command.plan_ladder(options)
+        check_folder(options.folder)
     raise typer.Exit(ladder_command.ladder(plan, new_console()))
 
 
@@ -204,11 +213,12 @@ def report(result: ResultPath) -> None:
 
 
 def _server(
-    url: str | None, model: str | None, api_key: str, replicas: int, settings: Sequence[str] | None, rest: tuple[bool, bool, float]
+    url: str | None, model: str | None, api_key: str, replicas: int | None, settings: Sequence[str] | None, rest: tuple[bool, bool, float]
 ) -> ServerOptions:
     """`rest`: text prompts, no ids, time limit of a request."""
     from bench.server import ServerOptions, setting_of
 
     text_prompts, no_ids, timeout_s = rest
     given = dict(setting_of(text) for text in settings or ())
-    return ServerOptions(url, model, api_key, replicas, given, text_prompts, not no_ids, timeout_s=timeout_s)
+    count = 1 if replicas is None else replicas
+    return ServerOptions(url, model, api_key, count, given, text_prompts, not no_ids, timeout_s=timeout_s, ask_replicas=replicas is None)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bench import analysis_cli, run_cli
+from bench.each_once import EachOnce
 from bench.peers.cli import app as peers
 from bench.usage import end_on_sigterm, usage_errors
 
@@ -60,7 +61,7 @@ def convert(
     typer.echo(f"{done.requests} requests{estimated}")
 
 
-app.command()(run_cli.run)
+app.command(cls=EachOnce)(run_cli.run)
 analysis_cli.add_to(app)
 app.add_typer(peers)
 

@@ -49,7 +49,7 @@ class _Numbering:
 
 
 def convert(source: Path, target: Path) -> Converted:
-    """Raises ValueError naming the line that cannot be used; the target is then not written."""
+    """Raises ValueError naming the line that cannot be used (the target is then not written), or a target that cannot be written."""
     if source.resolve() == target.resolve():
         raise ValueError("the trace cannot be written over the log")
     numbering = _Numbering()
@@ -69,7 +69,10 @@ def convert(source: Path, target: Path) -> Converted:
     lines.sort(key=lambda pair: pair[0])
     first_s = lines[0][0]
     encoded = [msgspec.json.encode(msgspec.structs.replace(line, timestamp=round((at_s - first_s) * 1e3, 1))) for at_s, line in lines]
-    target.write_bytes(b"\n".join(encoded) + b"\n")
+    try:
+        target.write_bytes(b"\n".join(encoded) + b"\n")
+    except OSError as error:
+        raise ValueError(f"{target}: {error.strerror}") from None
     return Converted(len(lines), estimated)
 
 

@@ -86,9 +86,10 @@ def plan_ladder(options: LadderOptions) -> LadderPlan:
 
 
 def ladder(plan: LadderPlan, console: Console) -> int:
-    """Measure each step on a stack of its own, print, write; the steps before one that does not start are written too."""
+    """Measure each step on a stack of its own, print, write; the steps before one that does not start, or a signal, are written too."""
     measured: list[Measured] = []
     failed = False
+    ended: BaseException | None = None
     options = plan.options
     try:
         for i, (name, server_options) in enumerate(plan.steps):
@@ -99,6 +100,11 @@ def ladder(plan: LadderPlan, console: Console) -> int:
     except StackError as error:
         failed = True
         console.print(str(error), style="red", markup=False)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not measured:
+            raise
+        ended = error
+        console.print(f"interrupted: {len(measured)} of {len(plan.steps)} steps are finished, and kept", style="red", markup=False)
     if not measured:
         return 1
     points = [each.point for each in measured]
@@ -112,6 +118,8 @@ def ladder(plan: LadderPlan, console: Console) -> int:
     table.write_text(text)
     paths += [table, *draw(points, paths[0]), *report(paths[0], console)]
     tell_paths(console, paths)
+    if ended is not None:
+        raise ended
     return 0 if not failed and all(point.figure("completed_per_s") for point in points) else 1
 
 

@@ -12,6 +12,10 @@ class Arrivals(enum.StrEnum):
     GAMMA = "gamma"
     EVEN = "even"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Arrivals:
+        raise ValueError(f"{value!r} is not a valid Arrivals; there are {', '.join(cls)}")
+
 
 @dataclass(frozen=True, slots=True)
 class Load:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -102,7 +103,7 @@ class LoadClient:
                 reader.finish(Outcome.CANCELLED if left else Outcome.TIMEOUT, now_s)
                 return
             except OSError as error:
-                reader.broken(f"cannot connect: {type(error).__name__}", time.perf_counter())
+                reader.broken(f"cannot connect: {_why(error)}", time.perf_counter())
                 return
             self._pool.give_back(connection)
             if connection.answered or connection.uses == 1 or (record.end_s or 0.0) - started_s > CLOSED_BEFORE_S:
@@ -140,6 +141,12 @@ class LoadClient:
             lines.append(f"Authorization: Bearer {target.api_key}")
         lines.extend(f"{name}: {value}" for name, value in call.headers)
         return ("\r\n".join(lines) + "\r\n\r\n").encode() + call.body
+
+
+def _why(error: OSError) -> str:
+    """`connection refused`, without the address, which every request of a run has in common."""
+    words = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+    return (words or str(error) or type(error).__name__).lower()
 
 
 async def closed_loop(client: LoadClient, calls: Iterable[Call], *, streams: int) -> list[RequestRecord]:

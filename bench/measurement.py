@@ -62,7 +62,7 @@ def measure(server: Server, asked: Question, *, index: int = 0, tell: Callable[[
     rows: list[RequestRow] = []
     warm_up = [replace(call, output_tokens=WARM_UP_TOKENS, cancel_after_s=None) for call in asked.workload.calls[:WARM_UP_REQUESTS]]
     for i in range(asked.repeats):
-        salt = f"{asked.salt}/{asked.label}/{asked.load.description}/{i}"
+        salt = f"{asked.salt}/{index}/{asked.label}/{asked.load.description}/{i}"
         warm_up_calls = [call_of(call, server.style, f"{salt}/warm-up") for call in warm_up] if i == 0 else []
         calls = [call_of(call, server.style, salt) for call in asked.workload]
         started = datetime.datetime.now(datetime.UTC)

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
+REPLICAS = "rantang:replicas"  # connected to the router
 MOVES = "rantang:stream_moves_total"
 QUEUE_TIME = "vllm:request_queue_time_seconds"
 

@@ -7,6 +7,8 @@ import math
 from array import array
 from dataclasses import dataclass, field
 
+from bench.refusal_reason import reason_of
+
 
 class Outcome(enum.StrEnum):
     COMPLETED = "completed"  # a 2xx answer in which nothing was wrong
@@ -34,6 +36,11 @@ class Refusal:
     retry_after_s: float | None = None
     retry_after_ms: float | None = None
     body: bytes = b""  # at most the first 16 KiB
+
+    @property
+    def reason(self) -> str:
+        """What the body says, in one short line; empty when there was none."""
+        return reason_of(self.body)
 
     @property
     def wait_s(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -64,15 +65,19 @@ def write_rows(rows: Iterable[RequestRow], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[RequestRow]:
-    """Raises ValueError naming the line that is broken."""
+    """Raises ValueError naming the file that is missing or broken, and the line where it is one."""
     decoder = msgspec.json.Decoder(RequestRow)
     rows: list[RequestRow] = []
-    with gzip.open(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                rows.append(decoder.decode(line))
-            except msgspec.MsgspecError as error:
-                raise ValueError(f"{path.name}, line {number}: {error}") from error
+    try:
+        with gzip.open(path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    rows.append(decoder.decode(line))
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    raise ValueError(f"{path.name}, line {number}: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ValueError(f"{path.name}, the requests of a result, cannot be read: {why}") from error
     return rows
 
 

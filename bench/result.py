@@ -127,6 +127,8 @@ def load_result(path: Path) -> ResultFile:
         raise ValueError(f"{path.name} is no result file: {error}") from error
     if found.schema > SCHEMA_VERSION:
         raise ValueError(f"{path.name} has schema {found.schema}; this version reads up to {SCHEMA_VERSION}")
+    if any(not point.repeats for point in found.points):
+        raise ValueError(f"{path.name} holds a point without any run")
     return found
 
 

@@ -11,7 +11,13 @@ from bench.analysis_cli import ApiKey, Model, NoIds, Price, Repeats, Replicas, R
 from bench.usage import usage_errors
 
 Names = Annotated[
-    str, typer.Option("--workload", "-w", help="Names or trace files, separated by commas, each with @RATE or not; see `workloads`.")
+    list[str] | None,
+    typer.Option(
+        "--workload",
+        "-w",
+        show_default="chat",
+        help="Names or trace files, separated by commas or given again, each with @RATE or not; see `workloads`.",
+    ),
 ]
 Rate = Annotated[float | None, typer.Option(help="Open loop: requests per second.")]
 Streams = Annotated[int | None, typer.Option(help="Closed loop: so many clients, each sending when its last answer ended.")]
@@ -41,7 +47,7 @@ Out = Annotated[Path | None, typer.Option(help="Folder of the result; bench/resu
 
 def run(
     *,
-    workloads: Names = "chat",
+    workloads: Names = None,
     rate: Rate = None,
     streams: Streams = None,
     arrivals: ArrivalsName = "workload",
@@ -63,7 +69,7 @@ def run(
     url: Url = None,
     model: Model = None,
     api_key: ApiKey = "",
-    replicas: Replicas = 1,
+    replicas: Replicas = None,
     settings: Settings = None,
     changes: Changes = None,
     controls: Controls = False,
@@ -81,6 +87,7 @@ def run(
     from bench import run_command as command
     from bench.analysis.slo_text import parse_slo
     from bench.load import Arrivals, Load
+    from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.server import ServerOptions, setting_of
     from bench.slo import Slo
@@ -88,18 +95,20 @@ def run(
 
     with usage_errors():
         given = dict(setting_of(text) for text in settings or ())
-        server = ServerOptions(url, model, api_key, replicas, given, text_prompts, not no_ids, chat, timeout_s)
+        count = 1 if replicas is None else replicas
+        server = ServerOptions(url, model, api_key, count, given, text_prompts, not no_ids, chat, timeout_s, replicas is None)
         load = Load(streams, rate, Arrivals(arrivals), burstiness, speed, obey_retry_after, new_connections)
         slo = Slo(slo_ttft_ms, slo_itl_p95_ms, slo_tpot_ms, slo_e2e_ms, slo_queue_ms)
         if slo_text:
             if slo != Slo():
                 raise ValueError("--slo gives all targets: leave the single ones out")
             slo = parse_slo(slo_text)
-        names = [name for name in workloads.split(",") if name]
+        names = [name for given_names in workloads or ["chat"] for name in given_names.split(",") if name]
         fit = Fit(length_scale, context_tokens)
         tried = [*(changes or ()), *(command.CONTROLS if controls else ())]
         options = command.RunOptions(
             names, server, load, slo, seed, requests, duration_s, fit, repeats, price_per_hour, tried, out or RESULTS, salt, report
         )
         planned = command.plan(options)
+        check_folder(options.folder)
     raise typer.Exit(command.run(planned))

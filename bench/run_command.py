@@ -14,6 +14,8 @@ from rich.console import Console
 from bench import result, scorecard_table
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
+from bench.positive import check_positive
+from bench.request_log import SUFFIX
 from bench.result import Result
 from bench.server import ServerOptions, check, open_server, setting_of
 from bench.slo import Slo
@@ -48,10 +50,11 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One workload at one load."""
+    """One workload at one load. `source`: its name as it was given."""
 
     workload: Workload
     load: Load
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,20 @@ def plan(options: RunOptions) -> Plan:
         raise ValueError("requests and duration both say how many: give one of them")
     if options.changes and options.server.url is not None:
         raise ValueError("a control can be changed only on a stack that is started here: leave --url out")
+    check_positive(price_per_hour=options.price_per_hour)
     asked = tuple(asked_of(text, options) for text in options.workloads)
+    if options.duration_s is not None and all(each.load.rate_per_s is None for each in asked):
+        raise ValueError("a duration is of arrivals at a rate, and none is given: --rate, or NAME@RATE")
+    check_names(asked)
     return Plan(options, asked, tuple(configurations(options.server, options.changes)), options.salt or secrets.token_hex(4))
+
+
+def check_names(asked: Sequence[Asked]) -> None:
+    """Results and tables know a workload by its name: raises ValueError when two different ones have the same."""
+    sources: dict[str, str] = {}
+    for each in asked:
+        if sources.setdefault(each.workload.name, each.source) != each.source:
+            raise ValueError(f"two different workloads are called {each.workload.name!r}: rename one of the files")
 
 
 def asked_of(text: str, options: RunOptions) -> Asked:
@@ -96,17 +111,37 @@ def asked_of(text: str, options: RunOptions) -> Asked:
         requests = max(1, round(load.rate_per_s * options.duration_s))
     works = workload(name, options.seed, requests, options.fit)
     meant = replace(load, streams=works.streams) if load.streams is None and load.rate_per_s is None else load
-    return Asked(works, meant)
+    return Asked(works, meant, name)
 
 
 def run(planned: Plan) -> int:
-    """Measure, print, write; 1 when nothing was completed, or a stack did not start. What the others brought is written."""
+    """Measure, print, write; 1 when nothing was completed, or a stack did not start. What the others brought is written.
+
+    So is what was finished when a signal ended the run; its exception then goes on.
+    """
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    measured, failed = _measure_all(planned, console)
+    measured: list[Measured] = []
+    timeless = dict.fromkeys(each.workload.name for each in planned.asked if each.load.rate_per_s is None)
+    if planned.options.duration_s is not None and timeless:
+        console.print(f"without a rate no duration is kept, and all requests are sent: {', '.join(timeless)}", markup=False)
+    try:
+        failed = _measure_all(planned, measured, console)
+    except (KeyboardInterrupt, SystemExit):
+        if measured:
+            count = len(planned.asked) * len(planned.servers)
+            console.print(f"interrupted: {len(measured)} of {count} measurements are finished, and kept", style="red", highlight=False)
+            _tell(planned, measured, console)
+        raise
     if not measured:
         return 1
+    _tell(planned, measured, console)
+    return 0 if not failed and all(each.point.figure("completed_per_s") for each in measured) else 1
+
+
+def _tell(planned: Plan, measured: Sequence[Measured], console: Console) -> None:
+    """Print what was measured, and write it."""
     points = [each.point for each in measured]
-    names = list(dict.fromkeys(each.workload.name for each in planned.asked))
+    names = list(dict.fromkeys(point.workload.name for point in points))
     for name in names:
         console.print(scorecard_table.terminal_table([point for point in points if point.workload.name == name]))
     for line in scorecard_table.problem_lines(points):
@@ -118,7 +153,6 @@ def run(planned: Plan) -> int:
         paths += _report(paths[0], console)
     for path in paths:
         console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}", highlight=False)
-    return 0 if not failed and all(point.figure("completed_per_s") for point in points) else 1
 
 
 def _report(source: Path, console: Console) -> list[Path]:
@@ -143,7 +177,7 @@ def configurations(base: ServerOptions, changes: Sequence[str]) -> Iterator[tupl
 
 
 def write(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[Path, ...]:
-    """JSON with its requests, Markdown and CSV; their paths."""
+    """JSON, Markdown, CSV and, where there are any, the requests; their paths."""
     path = result.write(outcome, folder, [row for each in measured for row in each.rows])
     by_work: dict[str, list[Measured]] = {}
     for each in measured:
@@ -151,24 +185,26 @@ def write(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[
     table, lines = path.with_suffix(".md"), path.with_suffix(".csv")
     table.write_text("\n".join(scorecard_table.markdown([each.point for each in group]) for group in by_work.values()))
     lines.write_text(scorecard_table.comma_separated([each.point for each in measured]))
-    return path, table, lines
+    requests = path.with_name(path.stem + SUFFIX)
+    return (path, table, lines, *([requests] if requests.exists() else []))
 
 
-def _measure_all(planned: Plan, console: Console) -> tuple[list[Measured], bool]:
-    """All that could be measured, and whether a configuration failed."""
-    measured: list[Measured] = []
+def _measure_all(planned: Plan, measured: list[Measured], console: Console) -> bool:
+    """Appends all that can be measured to `measured`; whether a configuration failed."""
     failed = False
     for label, each in planned.servers:
         console.print(f"{label}: {'measuring ' + each.url if each.url else 'starting a stack'} …", highlight=False)
         try:
             with open_server(each) as server:
+                if server.replicas_note and planned.options.price_per_hour is not None:
+                    console.print(server.replicas_note, highlight=False)
                 for asked in planned.asked:
                     question = _question(planned, asked, label)
                     measured.append(measure(server, question, index=len(measured), tell=console.print))
         except StackError as error:
             failed = True
             console.print(f"{label} drops out: {error}", style="red", highlight=False, markup=False)
-    return measured, failed
+    return failed
 
 
 def _question(planned: Plan, asked: Asked, label: str) -> Question:

@@ -8,10 +8,10 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench import http_page, stack
+from bench import http_page, metrics_page, stack
 from bench.connection import Target
 from bench.point import Served
 from bench.processes import Process
@@ -33,6 +33,7 @@ class Server:
     api_key: str = ""
     timeout_s: float = 600.0  # of one request
     family: Callable[[], Sequence[Process]] | None = None
+    replicas_note: str = ""  # where nobody gave their number: what is counted instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,13 @@ class ServerOptions:
     url: str | None = None
     model: str | None = None  # the server's first unless given
     api_key: str = ""
-    replicas: int = 1
+    replicas: int = 1  # at a URL: for the cost
     settings: Mapping[str, str] = field(default_factory=dict)
     text_prompts: bool = False
     ask_ids: bool = True
     chat: bool = False
     timeout_s: float = 600.0
+    ask_replicas: bool = False  # at a URL: the number that the server says counts, where it says one
 
     def __post_init__(self) -> None:
         replicas = self.settings.get("replicas", "")
@@ -61,7 +63,7 @@ class ServerOptions:
 
 def check(options: ServerOptions) -> None:
     """Raises ValueError for options that make no server."""
-    if options.replicas < 1 or options.timeout_s <= 0:
+    if options.replicas < 1 or not 0 < options.timeout_s < float("inf"):
         raise ValueError("a server has at least one replica, and a request some time")
     if options.url is None:
         serve_arguments(options)
@@ -80,7 +82,7 @@ def open_server(options: ServerOptions) -> Iterator[Server]:
             http_page.fetch(f"{url}/v1/models", CONNECT_TIMEOUT_S, api_key=options.api_key)
         except OSError as error:
             raise stack.StackError(f"nothing answers at {url}: {error}") from None
-        yield _describe(options, url)
+        yield _counted(_describe(options, url)) if options.ask_replicas else _describe(options, url)
         return
     arguments = serve_arguments(options)
     running = stack.start(arguments)
@@ -132,6 +134,20 @@ def _describe(options: ServerOptions, url: str) -> Server:
     version = _json(f"{url}/version", options.api_key).get("version")
     served = Served(str(first.get("owned_by", "unknown")), str(version or ""), "a running server", {}, options.replicas)
     return Server(url, style, served, options.api_key, options.timeout_s)
+
+
+def _counted(server: Server) -> Server:
+    """With the replicas that its /metrics says are connected, or a note that it does not say."""
+    try:
+        page = metrics_page.parse(stack.get_text(f"{server.url}/metrics", api_key=server.api_key))
+    except (OSError, ValueError):
+        page = None
+    count = page.values.get(metrics_page.REPLICAS, 0.0) if page else 0.0
+    if not count >= 1:
+        assumed = f"the server does not say how many replicas it has: the cost is that of {server.served.replicas} (--replicas)"
+        return replace(server, replicas_note=assumed)
+    note = f"the server says that it has {count:g} replica{'s' * (count != 1)}: so many are paid"
+    return replace(server, served=replace(server.served, replicas=int(count)), replicas_note=note)
 
 
 def first_model(url: str, api_key: str = "") -> dict[str, Any]:

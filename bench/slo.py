@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from bench.positive import check_positive
 from bench.quantiles import quantile
 from bench.record import Outcome, RequestRecord
 
@@ -18,6 +19,10 @@ class Slo:
     tpot_ms: float | None = None
     e2e_ms: float | None = None
     queue_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a target that is no time."""
+        check_positive(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
     def description(self) -> str:

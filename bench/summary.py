@@ -93,11 +93,15 @@ def _text_off_percent(good: Sequence[RequestRecord]) -> float | None:
 
 
 def _problems(bad: Sequence[RequestRecord]) -> dict[str, int]:
+    """How often each kind of fault was seen, with what the server said the first time where it said anything."""
     counts: Counter[str] = Counter()
+    said: dict[str, str] = {}
     for record in bad:
         if record.outcome is Outcome.TIMEOUT:
             counts["timeout"] += 1
-        if record.status is not None and record.status >= 300:
-            counts[f"status {record.status}"] += 1
-        counts.update(record.problems)
-    return dict(sorted(counts.items()))
+        refused = record.status is not None and record.status >= 300
+        kind = f"status {record.status}" if refused else "error event"
+        counts.update([kind, *record.problems] if refused else record.problems)
+        if record.refusal.reason:
+            said.setdefault(kind, record.refusal.reason)
+    return {f"{kind}: {said[kind]}" if kind in said else kind: count for kind, count in sorted(counts.items())}

@@ -9,6 +9,7 @@ from bench.analysis.at_load import AtLoad, ascending
 from bench.analysis.interval import difference
 from bench.analysis.knee import Knee, find_knee
 from bench.analysis.targets import broken_targets
+from bench.positive import check_positive
 from bench.slo import Slo
 
 SAME = 0.02  # costs and knees this close, relatively, are the same; so are knees between the same two loads
@@ -30,6 +31,10 @@ class Demand:
     slo: Slo
     load_per_s: float | None = None
     price_per_replica_hour: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a load or a price that is none."""
+        check_positive(load=self.load_per_s, price_per_hour=self.price_per_replica_hour)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,10 +89,11 @@ def _rows(one: Point, other: Point, wanted: Sequence[Figure]) -> tuple[Row, ...]
 
 
 def _pairs(a: Sequence[Point], b: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """The only one with the only one; else those of the same workload, load and label; else of the same workload and load."""
+    """The only one with the only one; else those of the same load, where there are any of the same workload too, and label."""
     if len(a) == 1 and len(b) == 1:
         return [(a[0], b[0])]
-    same = [(one, other) for one in a for other in b if one.load == other.load and one.workload.name == other.workload.name]
+    same = [(one, other) for one in a for other in b if one.load == other.load]
+    same = [(one, other) for one, other in same if one.workload.name == other.workload.name] or same
     return [(one, other) for one, other in same if one.label == other.label] or same
 
 

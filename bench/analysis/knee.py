@@ -31,9 +31,10 @@ class Knee:
             if self.broken_per_s is None:
                 return "no knee: nothing was measured"
             return f"no knee: already at the lowest load, {broken}, the SLO is not kept"
+        goodput = f"{self.goodput_per_s or 0:.3g} req/s"
         if self.broken_per_s is None:
-            return f"no knee up to {self.load_per_s:g} req/s, the highest load measured: it lies above"
-        return f"knee at {self.load_per_s:g} req/s, goodput {self.goodput_per_s or 0:.3g} req/s; at {broken} the SLO is not kept any more"
+            return f"knee at {self.load_per_s:g} req/s, goodput {goodput}, the highest load measured: the true limit lies above"
+        return f"knee at {self.load_per_s:g} req/s, goodput {goodput}; at {broken} the SLO is not kept any more"
 
 
 def find_knee(points: Iterable[AtLoad], kept_percent: float = KEPT_PERCENT) -> Knee:

@@ -64,6 +64,8 @@ def carry_out(plan: SweepPlan, state: SweepState, say: Callable[[str], None]) ->
 
     say(f"{plan.options.label}: {'measuring ' + plan.options.server.url if plan.options.server.url else 'starting a stack'} …")
     with open_server(plan.options.server) as server:
+        if server.replicas_note and plan.options.price_per_hour is not None:
+            say(server.replicas_note)
         try:
             knee = Sweep(state, plan.extent, partial(ask, server), say).run()
         except (KeyboardInterrupt, SystemExit):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.analysis.rates import parse
 from bench.load import Load
+from bench.positive import check_positive
 from bench.result import RESULTS, commit
 from bench.server import ServerOptions, check
 from bench.slo import Slo
@@ -75,6 +76,7 @@ def plan_sweep(options: SweepOptions) -> SweepPlan:
     """Raises ValueError for what cannot be swept."""
     if options.repeats < 1 or options.refinements < 0:
         raise ValueError("repeats must be at least 1, and refinements at least 0")
+    check_positive(price_per_hour=options.price_per_hour)
     check(options.server)
     works = workload(options.workload, options.seed, options.requests)
     if works.rate_per_s is None:

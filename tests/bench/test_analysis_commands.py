@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +19,10 @@ from bench.ladder_command import LADDER, LadderOptions, gains, plan_ladder
 from bench.load import Load
 from bench.mock_openai import Fault, Pace
 from bench.point import Served
+from bench.prompt_style import PromptStyle
+from bench.request_log import SUFFIX
 from bench.result import Result, load_result, write
-from bench.server import ServerOptions, check, serve_arguments
+from bench.server import Server, ServerOptions, check, serve_arguments
 from bench.slo import Slo
 from bench.sweep.plan import SweepOptions
 from tests.bench.made_up_results import FACTS, card, point, rows_for
@@ -45,7 +49,11 @@ def test_sweep_then_explain_and_choose_from_it(tmp_path: Path) -> None:
     with served_mock(Pace(5.0, 1.0)) as url:
         status, said = call("sweep", "--url", url, "-w", "chat", "--requests", "15", "--rates", "200,300", "--out", str(tmp_path))
     assert status == 0, said
-    assert "no knee up to 300 req/s" in said and "left for 3 loads" in said
+    assert (
+        "knee at 300 req/s, goodput" in said
+        and "the highest load measured: the true limit lies above" in said
+        and "left for 3 loads" in said
+    )
     (source,) = tmp_path.glob("sweep-chat-*.json")
     found = load_result(source)
     assert [each.load.rate_per_s for each in found.points] == [200.0, 300.0, 10_000.0]
@@ -98,6 +106,16 @@ def test_sweep_of_a_server_that_refuses_all(tmp_path: Path) -> None:
         (("choose", "--change", "replicas=two"), "must be a number"),
         (("choose", "--change", "max_num_seqs=8", "--change", "max_num_seqs=8"), "given twice"),
         (("ladder", "--streams", "2", "--rate", "1"), "give one of them"),
+        (("sweep", "-w", "chat", "--workload", "a"), "--workload is given twice"),
+        (("sweep", "--burst", "--no-burst"), "--burst is given twice"),
+        (("sweep", "--price-per-hour", "0"), "price_per_hour must be a positive number"),
+        (("choose", "--load", "0"), "load must be a positive number, got 0"),
+        (("choose", "--load", "-1"), "load must be a positive number, got -1"),
+        (("choose", "--load", "nan"), "load must be a positive number, got nan"),
+        (("choose", "--price-per-hour", "-1"), "price_per_hour must be a positive number, got -1"),
+        (("sweep", "--out", "/proc/nope"), "no result can be written"),
+        (("choose", "--out", "/proc/nope"), "no result can be written"),
+        (("ladder", "--out", "/proc/nope"), "no result can be written"),
         (("explain", "nowhere.json"), "No such file"),
         (("report", "nowhere.json"), "No such file"),
         (("compare", "nowhere.json", "nowhere.json"), "No such file"),
@@ -107,6 +125,26 @@ def test_bad_input_is_one_line_and_status_2(arguments: tuple[str, ...], word: st
     monkeypatch.undo()
     status, said = call(*arguments)
     assert status == 2 and word in said
+
+
+@pytest.mark.parametrize(("kept", "why"), [(None, "No such file"), (0.5, "Compressed file ended"), (b"no gz", "Not a gzipped file")])
+@pytest.mark.parametrize("command", [("choose", "--read"), ("explain",)])
+def test_requests_that_cannot_be_read_are_named(tmp_path: Path, command: tuple[str, ...], kept: float | bytes | None, why: str) -> None:
+    source = write(Result("sweep-chat", {}, points=(point([card(1.0)]), point([card(2.0)]))), tmp_path, rows_for(0))
+    assert call(*command, str(source))[0] == 0, "the control: as it was written"
+    requests = source.with_name(source.stem + SUFFIX)
+    whole = requests.read_bytes()
+    requests.unlink()
+    if kept is not None:
+        requests.write_bytes(kept if isinstance(kept, bytes) else whole[: int(len(whole) * kept)])
+    status, said = call(*command, str(source))
+    assert status == 2 and why in said and "requests of a result" in said
+
+
+def test_a_point_without_runs_is_refused(tmp_path: Path) -> None:
+    source = write(Result("run-chat", {}, points=(replace(point([card(1.0)]), repeats=()),)), tmp_path)
+    status, said = call("explain", str(source))
+    assert status == 2 and "a point without any run" in said
 
 
 def test_compare_says_what_is_real(tmp_path: Path) -> None:
@@ -156,6 +194,22 @@ def test_choose_runs_sweeps_and_writes_one_result(tmp_path: Path) -> None:
     (source,) = tmp_path.glob("choose-chat-*.json")
     assert "What happens in a burst?" in load_result(source).details["texts"]["The choice"]
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_ladder_that_is_interrupted_keeps_its_finished_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter([None, SystemExit(143)])
+
+    @contextlib.contextmanager
+    def opened(_options: ServerOptions) -> Iterator[Server]:
+        if (end := next(steps)) is not None:
+            raise end
+        yield Server(url, PromptStyle("mock"))
+
+    monkeypatch.setattr("bench.ladder_command.open_server", opened)
+    with served_mock() as url:
+        status, said = call("ladder", "--requests", "2", "--out", str(tmp_path))
+    assert status == 143 and "interrupted: 1 of 5 steps are finished, and kept" in said
+    assert len(load_result(next(tmp_path.glob("ladder-mix-*.json"))).points) == 1
 
 
 def test_nobody_chosen_is_status_1(tmp_path: Path) -> None:

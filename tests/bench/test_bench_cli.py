@@ -11,13 +11,16 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from bench import run_command, stack
 from bench.cli import app
 from bench.load import Load
+from bench.measurement import Measured
 from bench.mock_openai import Pace
 from bench.prompt_style import PromptStyle
 from bench.result import load_requests, load_result
@@ -54,7 +57,7 @@ def test_run_writes_all_four_files(mock_url: StartMock, tmp_path: Path) -> None:
     )
     status, text = said("run", "-w", "chat,a", "--url", url, *options)
     assert status == 0, text
-    assert "goodput, req/s" in text and "run 2 of 2" in text
+    assert "goodput, req/s" in text and "run 2 of 2" in text and ".requests.jsonl.gz" in text
     path = next(tmp_path.glob("run-chat-a-*.json"))
     found = load_result(path)
     assert [(point.workload.name, len(point.repeats)) for point in found.points] == [("chat", 2), ("a", 2)]
@@ -83,6 +86,15 @@ def test_run_writes_all_four_files(mock_url: StartMock, tmp_path: Path) -> None:
         (("-w", "chat@fast"), "unknown workload 'chat@fast'"),
         (("-w", "chat@1", "--duration-s", "5", "--requests", "3"), "give one of them"),
         (("-w", "chat@1", "--duration-s", "-5"), "duration must be positive"),
+        (("-w", "chat,a", "--duration-s", "5"), "a duration is of arrivals at a rate, and none is given"),
+        (("--arrivals", "often", "--rate", "1"), "there are workload, poisson, gamma, even"),
+        (("--slo-ttft-ms", "nan"), "ttft_ms must be a positive number, got nan"),
+        (("--slo-e2e-ms", "-5"), "e2e_ms must be a positive number, got -5"),
+        (("--price-per-hour", "-1"), "price_per_hour must be a positive number, got -1"),
+        (("--timeout-s", "nan"), "a request some time"),
+        (("--out", "/proc/nope"), "no result can be written to /proc/nope: No such file"),
+        (("--out", "/proc"), "no result can be written to /proc"),
+        (("--out", __file__), "File exists"),
     ],
 )
 def test_run_refuses_before_anything_starts(arguments: tuple[str, ...], why: str) -> None:
@@ -98,6 +110,16 @@ def test_a_workload_with_a_rate_of_its_own() -> None:
     assert all(each.load.new_connections for each in plan(options).asked)
     given = RunOptions(["a", "chat"], load=Load(streams=3), requests=5)
     assert [(each.load.streams, len(each.workload)) for each in plan(given).asked] == [(3, 5), (3, 5)]
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "trace.jsonl").write_text('{"timestamp":0,"input_length":8,"output_length":2}\n')
+    one, two = (str(tmp_path / folder / "trace.jsonl") for folder in ("one", "two"))
+    with pytest.raises(ValueError, match="two different workloads are called 'trace'"):
+        plan(RunOptions([one, two]))
+    assert len(plan(RunOptions([f"{one}@1", f"{one}@2"])).asked) == 2, "the control: one file at two rates"
 
 
 def test_controls_change_one_thing_at_a_time() -> None:
@@ -130,6 +152,8 @@ def test_convert_names_the_line(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"timestamp": 1, "prompt": "hello", "output_tokens": 3}) + "\n")
     assert said("convert", str(log), str(tmp_path / "out.jsonl")) == (0, "1 requests; the lengths of 1 prompts are estimates\n")
+    status, text = said("convert", str(log), str(tmp_path / "none" / "out.jsonl"))
+    assert status == 2 and "out.jsonl: No such file" in text
     log.write_text("{}\n")
     status, text = said("convert", str(log), str(tmp_path / "out.jsonl"))
     assert status == 2 and "line 1: no" in text
@@ -247,6 +271,38 @@ def test_a_signal_ends_a_run_in_the_middle_of_its_streams(mock_url: StartMock, t
             run.wait(2)  # it runs until it is told to end
         run.send_signal(number)
         assert run.wait(60) == status
+    assert not list(tmp_path.iterdir()), "nothing was finished"
+
+
+def test_what_is_finished_is_kept_when_a_run_is_interrupted(mock_url: StartMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, measured = run_command.measure, iter([None, KeyboardInterrupt()])
+
+    def measure(*asked: Any, **named: Any) -> Measured:
+        if (end := next(measured)) is not None:
+            raise end
+        return real(*asked, **named)
+
+    monkeypatch.setattr(run_command, "measure", measure)
+    status, text = said("run", "-w", "a", "-w", "b", "--requests", "2", "--url", mock_url(), "--out", str(tmp_path))
+    assert status == 130 and "interrupted: 1 of 2 measurements are finished, and kept" in text
+    assert [point.workload.name for point in load_result(next(tmp_path.glob("run-a-*.json"))).points] == ["a"]
+
+
+@pytest.mark.parametrize(("page", "given", "replicas", "told"), [
+    ("rantang:replicas 2\n", (), 2, "it has 2 replicas"),
+    ("other 1\n", (), 1, "does not say how many replicas"),
+    ("rantang:replicas 2\n", ("--replicas", "3"), 3, ""),
+])  # fmt: skip
+def test_a_running_server_is_asked_how_many_replicas_are_paid(
+    mock_url: StartMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, given: tuple[str, ...], replicas: int, told: str
+) -> None:
+    real = stack.get_text
+    monkeypatch.setattr(stack, "get_text", lambda url, *rest, **named: page if "/metrics" in url else real(url, *rest, **named))
+    asked = ("-w", "a", "--requests", "2", "--price-per-hour", "1", "--url", mock_url(), "--out", str(tmp_path), *given)
+    status, text = said("run", *asked)
+    assert status == 0 and told in text and ("replicas" in text) == bool(told)
+    point = load_result(next(tmp_path.glob("run-a-*.json"))).points[0]
+    assert (point.served.replicas, point.repeats[0].scorecard.cost.replicas) == (replicas, replicas)
 
 
 def test_an_slo_is_written_as_everywhere(mock_url: StartMock, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from bench.mock_openai import Fault, Pace
 from bench.prompt_style import PromptStyle, completion
 from bench.quantiles import quantile
 from bench.record import Outcome
+from bench.refusal_reason import reason_of
 from bench.summary import summarize
 from bench.works import Work, calls_of
 from tests.bench.mock_pair import StartPair
@@ -106,6 +107,29 @@ async def test_drop_hang_and_error_event_end_the_request(pair: StartPair) -> Non
     failed = await (await pair(fault=Fault.ERROR_EVENT)).client.send(one_call())
     assert failed.outcome is Outcome.ERROR
     assert b"lost" in failed.refusal.body
+    assert "error event: lost" in summarize([failed]).problems
+
+
+async def test_a_refusal_says_why(pair: StartPair) -> None:
+    mock = await pair()
+    records = [await mock.client.send(json_call("/v1/completions", {"max_tokens": value})) for value in ("many", [])]
+    (problem,) = summarize(records).problems.items()
+    assert problem == ("status 400: Expected `int | null`, got `str` - at `$.max_tokens`", 2), "of the first, and counted together"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"error":{"message":"too\\nlong"}}', "too long"),
+        (b'{"detail":"no such page"}', "no such page"),
+        (b"<html>\x1b[31m502</html>", "<html>[31m502</html>"),
+        (b'{"error":{}}', '{"error":{}}'),
+        (b"\xff" * 1000, "\ufffd" * 159 + "…"),
+        (b"", ""),
+    ],
+)
+def test_the_reason_is_one_short_line(body: bytes, reason: str) -> None:
+    assert reason_of(body) == reason
 
 
 async def test_shed_is_no_error_and_keeps_retry_after(pair: StartPair) -> None:
@@ -177,6 +201,7 @@ async def test_nobody_listens(pair: StartPair) -> None:
     record = await mock.client.send(one_call())
     assert record.outcome is Outcome.ERROR
     assert record.end_s is not None
+    assert list(summarize([record]).problems) == ["cannot connect: connection refused"]
 
 
 async def test_cancel_on_schedule_hangs_up(pair: StartPair) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from bench import run_command
+from bench import measurement, run_command
 from bench.load import Load
+from bench.load_client import Call, LoadClient
 from bench.measurement import Question, Run, measure, scorecard
 from bench.mock_openai import Fault, Pace
 from bench.point import spread_of
@@ -104,6 +106,23 @@ def test_slo_keeps_what_is_in_time(slo: Slo, kept: bool) -> None:
     assert not slo.kept_by(record(0.5, 0.02, Outcome.WRONG)), "a wrong answer is never good, however fast"
 
 
+def test_a_later_point_finds_no_prefix_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch, mock_url: StartMock) -> None:
+    sent: list[bytes] = []
+    offer = measurement.closed_loop
+
+    async def noted(client: LoadClient, calls: Sequence[Call], *, streams: int) -> list[RequestRecord]:
+        sent.extend(call.body for call in calls)
+        return await offer(client, calls, streams=streams)
+
+    monkeypatch.setattr(measurement, "closed_loop", noted)
+    server, asked = at(mock_url()), Question(Workload("w", 0, "", workload("chat", 0, 3).calls), Load(streams=1), salt="x")
+    for index in (0, 1, 1):
+        measure(server, asked, index=index)
+    first, second, again = sent[:6], sent[6:12], sent[12:]
+    assert not set(first) & set(second)
+    assert second == again, "the control: the same point under the same salt is the same text"
+
+
 def test_a_first_token_that_never_came_is_late() -> None:
     silent = RequestRecord(0.0, 0.0, 0.0, 0.1, status=200, outcome=Outcome.COMPLETED)
     assert not Slo(ttft_ms=500).kept_by(silent)
@@ -135,10 +154,10 @@ def test_figures_have_one_name_each_and_the_unknown_gets_the_list() -> None:
 
 def test_a_result_is_read_as_it_was_written(mock_url: StartMock, tmp_path: Path) -> None:
     measured = measure(at(mock_url()), Question(SMALL, Load(rate_per_s=200.0), Slo(ttft_ms=1_000)))
-    path, table, lines = run_command.write(Result("unit", {}, points=(measured.point,)), [measured], tmp_path)
+    path, table, lines, requests = run_command.write(Result("unit", {}, points=(measured.point,)), [measured], tmp_path)
     found = load_result(path)
     assert found.schema == 2 and found.points == (measured.point,)
-    assert load_requests(path) == list(measured.rows)
+    assert load_requests(path) == list(measured.rows) and requests.name == found.requests_file
     assert "| goodput, req/s |" in table.read_text()
     head, first = lines.read_text().splitlines()
     assert head.startswith("label,workload,workload_hash,") and len(first.split(",")) >= len(

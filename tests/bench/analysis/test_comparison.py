@@ -23,6 +23,17 @@ def said(a: tuple[float, ...], b: tuple[float, ...]) -> Says:
     return row.says
 
 
+def test_loads_that_match_are_compared_across_workloads_when_forced() -> None:
+    other = replace(FACTS, name="agent", hash="ffff")
+    a = result_file([point([card()], rate=1.0), point([card()], rate=2.0)])
+    b = result_file([point([card()], rate=1.0, facts=other), point([card()], rate=3.0, facts=other)])
+    with pytest.raises(NotComparable, match=r"different workloads: chat .* against agent .*--force"):
+        compare(a, b)
+    assert [pair.label for pair in compare(a, b, force=True)] == ["baseline, chat, 1 req/s"]
+    both = result_file([*b.points, point([card()], rate=1.0)])
+    assert [pair.notes for pair in compare(a, both)] == [()], "the control: where the same workload is there it is taken"
+
+
 def test_a_difference_beyond_the_spread_has_a_direction() -> None:
     assert said((100, 101, 99), (200, 202, 198)) is Says.WORSE
     assert said((200, 202, 198), (100, 101, 99)) is Says.BETTER
