@@ -11,6 +11,7 @@ from replica.request import Request, State
 from replica.roster import Roster
 
 _ENDED_KEPT = 64  # deadlines of ended requests that are not worth a sweep
+_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)  # with a token drawn here: who came with its last token has been learned from
 
 
 class Departures:
@@ -34,7 +35,7 @@ class Departures:
         """`request` ends with its last tokens. Never while a step runs: its pages may be being written."""
         self._roster.release(request, State.FINISHED)
         self._ledger.close(request, reason)
-        if request.output_ids and reason is not FinishReason.ERROR:
+        if token_ids and reason in _BY_ITSELF:
             self._roster.growth.learn(len(request.output_ids))
         self.outbox.tokens(request, token_ids, logprobs=logprobs, finish=reason, error=error)
 

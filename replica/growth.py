@@ -21,7 +21,7 @@ class GrowthEstimate:
         self._seen = 0
 
     def learn(self, output_tokens: int) -> None:
-        """A request has ended by itself after `output_tokens`."""
+        """A request has ended by itself after `output_tokens`, those of its earlier attempts counted; an abort says nothing of a length."""
         self._seen += 1
         rate = max(1.0 / self._seen, _SLOWEST_RATE)
         self._mean_tokens += rate * (output_tokens - self._mean_tokens)

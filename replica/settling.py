@@ -15,8 +15,13 @@ def failure_of(plan: Plan, result: StepResult | Exception) -> str:
     """Why nothing of the step counts; empty if it does. A result that does not answer the step is a failure too."""
     if isinstance(result, Exception):
         return f"{type(result).__name__}: {result}"
+    if type(result) is not StepResult or type(result.outcomes) is not tuple:
+        return "the runner answered with something that is no result of a step"
     if result.step_id != plan.step.step_id or len(result.outcomes) != len(plan.requests):
         return f"the runner answered step {result.step_id} with {len(result.outcomes)} outcomes"
+    for outcome in result.outcomes:  # before the first row counts: a failure among them would leave the step half taken in
+        if type(outcome) is not Outcome or (outcome.token is not None and type(outcome.token) is not int):
+            return "the runner answered a row with something that is no outcome, or a token that is no integer"
     return ""
 
 
@@ -74,7 +79,11 @@ def _take_scores(request: Request, row: Row, outcome: Outcome) -> bool:
     """Append the scores of positions score_from … end of the row; False if there are not as many."""
     assert request.scoring is not None and row.score_from is not None
     scores = request.scoring.scores
-    if row.score_from != len(scores) or len(outcome.scores) != row.start + len(row.tokens) - row.score_from:
+    if (
+        row.score_from != len(scores)
+        or type(outcome.scores) is not tuple
+        or len(outcome.scores) != row.start + len(row.tokens) - row.score_from
+    ):
         return False
     scores.extend(outcome.scores)
     return True

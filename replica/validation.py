@@ -23,6 +23,8 @@ def fault_of(request: GenerateRequest, limits: EngineLimits) -> str:
         return f"a token id is outside the vocabulary of {vocab}"
     if any(len(key) != KEY_BYTES for key in request.block_keys):
         return f"a block key has not {KEY_BYTES} bytes"
+    if not _is_text(request.adapter):
+        return "adapter is no text"
     if request.choice < 0:
         return "choice must not be negative"
     if request.deadline_s is not None and not math.isfinite(request.deadline_s):
@@ -75,6 +77,11 @@ def _token_fault(sampling: SamplingParams, vocab: int) -> str:
     if allowed is not None and (not allowed or not _in_vocabulary(allowed, vocab)):
         return "allowed_token_ids is empty or names a token outside the vocabulary"
     return ""
+
+
+def _is_text(name: str) -> bool:
+    """It can be encoded: half of a surrogate pair cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _in_vocabulary(tokens: Iterable[int], vocab: int) -> bool:

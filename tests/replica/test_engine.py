@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from core_harness import EOS, VOCAB, Driver, PagedRunner, ids, limits
 
+from replica import departures, engine
 from replica.contract.messages import BounceReason, FinishReason, GenerateRequest, SamplingParams
-from replica.request import LEGAL_MOVES, IllegalMove, State
-from replica.step import RunnerLost, Step, StepResult
+from replica.departures import Departures
+from replica.growth import GrowthEstimate
+from replica.request import LEGAL_MOVES, IllegalMove, Request, State
+from replica.step import Outcome, RunnerLost, Step, StepResult
 
 
 def message(attempt: int = 1, prompt: tuple[int, ...] = (5, 6, 7), **changes: object) -> GenerateRequest:
-    fields = {name: changes.pop(name) for name in ("choice", "block_keys", "emitted_ids", "deadline_s") if name in changes}
+    fields = {name: changes.pop(name) for name in ("choice", "block_keys", "emitted_ids", "deadline_s", "adapter") if name in changes}
     sampling = SamplingParams(**{"seed": 1, "max_tokens": 4, "ignore_eos": True, **changes})  # type: ignore[arg-type]
     return GenerateRequest(attempt, "x", prompt_ids=prompt, sampling=sampling, **{"choice": 0, "block_keys": (), **fields})  # type: ignore[arg-type]
 
@@ -27,6 +31,7 @@ BAD: list[dict[str, object]] = [
     {"emitted_ids": (VOCAB,)},
     {"block_keys": (b"short",)},
     {"choice": -1},
+    {"adapter": "\ud800"},
     {"deadline_s": math.nan},
     {"temperature": -0.1},
     {"temperature": math.nan},
@@ -442,6 +447,89 @@ def test_an_answer_that_does_not_fit_the_step_counts_for_nothing() -> None:
     attempt = driver.add(ids(1, 20), 5)
     driver.run()
     assert driver.finish(attempt) is FinishReason.ERROR and driver.engine.snapshot() == ()
+
+
+MALFORMED: dict[str, Callable[[StepResult], object]] = {
+    "nothing": lambda result: None,
+    "outcomes-alone": lambda result: result.outcomes,
+    "no-outcomes": lambda result: StepResult(result.step_id, None),  # type: ignore[arg-type]
+    "no-outcome": lambda result: StepResult(result.step_id, (*result.outcomes[:-1], None)),  # type: ignore[arg-type]
+    "float": lambda result: StepResult(result.step_id, (*result.outcomes[:-1], Outcome(token=5.0))),  # type: ignore[arg-type]
+    "text": lambda result: StepResult(result.step_id, (*result.outcomes[:-1], Outcome(token="x"))),  # type: ignore[arg-type]
+}
+
+
+class Malformer(PagedRunner):
+    """Answers its third step with what is no answer."""
+
+    malform: Callable[[StepResult], object]
+
+    def execute(self, step: Step) -> StepResult:
+        result = super().execute(step)
+        return self.malform(result) if len(self.steps) == 3 else result  # type: ignore[return-value]
+
+
+def malformed_once(kind: str, ahead: bool) -> tuple[list[str], list[list[int]]]:
+    """Errors of the steps, and what three requests were told."""
+    runner = Malformer(limits())
+    runner.malform = MALFORMED[kind]
+    driver = Driver(runner, async_scheduling=ahead)
+    driver.failures_expected = True
+    attempts = [driver.add(ids(i, 20), 5) for i in range(3)]
+    driver.run()
+    assert driver.engine.roster.kv.pool.referenced == 0
+    return [output.error for output in driver.outputs if output.error], [driver.text(attempt) for attempt in attempts]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_answer_is_a_step_that_failed(kind: str, ahead: bool) -> None:
+    """Nothing of it counts; what is run again has every token once."""
+    undisturbed = Driver(PagedRunner(limits()))
+    attempts = [undisturbed.add(ids(i, 20), 5) for i in range(3)]
+    undisturbed.run()
+    errors, texts = malformed_once(kind, ahead)
+    assert len(errors) == 1 and "the runner answered" in errors[0]
+    assert texts == [undisturbed.text(attempt) for attempt in attempts]
+
+
+@pytest.mark.parametrize("kind", ["no-outcome", "text"])
+def test_without_a_look_at_the_answer_it_ends_the_engine(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(engine, "failure_of", lambda plan, result: "")
+    with pytest.raises((AttributeError, TypeError, AssertionError)):
+        malformed_once(kind, ahead=False)
+
+
+def ended_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What is learned of one that is cancelled after 3 tokens, one that had ended when it was moved, a moved one, and a whole one."""
+    learned: list[int] = []
+    monkeypatch.setattr(GrowthEstimate, "learn", lambda growth, tokens: learned.append(tokens))
+    driver = Driver(PagedRunner(limits()))
+    cancelled = driver.add(ids(1, 20), 50, ignore_eos=False)
+    for _ in range(3):
+        driver.step()
+    driver.engine.cancel(0, cancelled)
+    driver.add(ids(2, 20), 50, ignore_eos=False, emitted=(7, 8, EOS))
+    driver.add(ids(3, 20), 6, emitted=(7, 8))
+    driver.run()
+    driver.add(ids(4, 20), 5)
+    driver.run()
+    return learned
+
+
+def test_only_who_ends_by_itself_says_how_long_outputs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ended_lengths(monkeypatch) == [6, 5]
+
+
+def test_with_aborts_counted_outputs_seem_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departures, "_BY_ITSELF", tuple(FinishReason))
+    end = Departures.end
+
+    def with_what_it_has(self: Departures, request: Request, reason: FinishReason, tokens: tuple[int, ...] = (), *rest: object) -> None:
+        end(self, request, reason, tokens or tuple(request.output_ids), *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Departures, "end", with_what_it_has)
+    assert ended_lengths(monkeypatch) == [3, 3, 6, 5]
 
 
 def test_a_lost_runner_is_passed_on() -> None:
