@@ -36,20 +36,31 @@ class GrowthEstimate:
         return min(expected, at_most)
 
 
+def lacks_page(request: Request, block_size: int) -> bool:
+    """Its next token needs a page that it has not got yet."""
+    return request.remaining == 1 and request.computed == len(request.blocks) * block_size
+
+
 class Forecast:
     """Blocks in use from now on if nothing else starts, and whether one more request would fit on top.
 
     Requests are laid out by the tokens they still have to come. Just before one of them ends, all that end later have
     grown as much as it has, and all that ended before have given back what they held: the peaks are at the ends. One more
-    request raises the peaks up to its own end, and no later one; so the highest of both kinds are kept for each place.
+    request raises the peaks up to its own end, and no later one; so the highest of both kinds are kept for each place. Pages that
+    the step being planned is going to give to those who run count as given, so it says the same before and after that.
     """
 
     def __init__(self, *, capacity: int, in_use: int, block_size: int, running: Iterable[Request], growth: GrowthEstimate) -> None:
         self._capacity = capacity
-        self._in_use = in_use
         self._block_size = block_size
         self._growth = growth
-        self._ends = sorted((growth.tokens_to_come(r), r.history.own_blocks) for r in running)
+        self._ends: list[tuple[int, int]] = []
+        for request in running:
+            lacking = lacks_page(request, block_size)
+            in_use += lacking
+            self._ends.append((growth.tokens_to_come(request), request.history.own_blocks + lacking))
+        self._ends.sort()
+        self._in_use = in_use
         self._lay_out()
 
     def fits(self, request: Request, needed: int) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from replica.growth import Forecast, lacks_page
 from replica.request import Request
 from replica.roster import Roster
 from replica.victim import ChooseVictim, choose_lower, may_yield
@@ -11,41 +14,73 @@ _URGENT_MAX = 8  # waiting requests for which others are preempted in a step
 
 def make_room_for_growth(roster: Roster, choose: ChooseVictim) -> bool:
     """Preempt until everyone who needs a page for its next token can have one. True if anybody had to yield."""
-    pool = roster.kv.pool
+    pool, size = roster.kv.pool, roster.kv.block_size
     if pool.available >= len(roster.running):
         return False
-    growing = sum(1 for request in roster.running if _needs_page(roster, request))
+    growing = sum(1 for request in roster.running if lacks_page(request, size))
     yielded = False
     while growing > pool.available:
         victim = choose(roster.running, roster.redo_tokens)
         assert victim is not None, "a request alone in the pool does not fit: it should never have been accepted"
-        growing -= _needs_page(roster, victim)
+        growing -= lacks_page(victim, size)
         roster.preempt(victim)
         yielded = True
     return yielded
 
 
 def make_room_for_urgent(roster: Roster) -> None:
-    """Preempt strictly less urgent requests for waiting ones that lack a slot or pages, where that helps."""
-    pool = roster.kv.pool
-    slots = roster.free_slots
-    blocks = pool.available
+    """Preempt strictly less urgent requests for waiting ones that lack a slot or pages, and start if they get them."""
+    started: list[tuple[Request, int]] = []  # who will start before, and the blocks each takes
     for request in roster.waiting.first(_URGENT_MAX):
-        needed = roster.kv.match(request).needed
-        could_yield = sum(other.history.own_blocks for other in roster.running if may_yield(other, request.priority))
-        if blocks + could_yield < needed:
-            continue
-        while slots < 1 or blocks < needed:
-            victim = choose_lower(roster.running, request.priority, roster.redo_tokens)
-            if victim is None:
-                return
-            before = pool.available
-            roster.preempt(victim)
-            slots += 1
-            blocks += pool.available - before
-        slots -= 1
-        blocks -= needed
+        if not any(may_yield(other, request.priority) for other in roster.running):
+            return  # nor to one of those behind, who are no more urgent
+        victims = _victims_for(roster, request, started)
+        if victims is not None:
+            for victim in victims:
+                roster.preempt(victim)
+            started.append((request, roster.kv.match(request).needed))
+        elif roster.waiting.is_aged(request):
+            return  # nobody starts before it
 
 
-def _needs_page(roster: Roster, request: Request) -> bool:
-    return request.remaining == 1 and request.computed == len(request.blocks) * roster.kv.block_size
+def _victims_for(roster: Roster, request: Request, started: list[tuple[Request, int]]) -> list[Request] | None:
+    """Who has to yield so that `request` starts beside `started` and those who stay; None if it cannot, whoever yields."""
+    pool, size = roster.kv.pool, roster.kv.block_size
+    match = roster.kv.match(request)
+    lacking = match.needed - pool.available + sum(needed for _, needed in started)
+    lacking += sum(lacks_page(other, size) for other in roster.running)
+    slots = roster.free_slots - len(started)
+    if lacking > sum(other.history.own_blocks + 1 for other in roster.running if may_yield(other, request.priority)):
+        return None
+    staying = list(roster.running)
+    victims: list[Request] = []
+    shared = frozenset(match.hits)  # does not come back, whoever yields
+    released: Counter[int] = Counter()  # blocks, by how many of their holders yield
+    freed = 0
+    while slots + len(victims) < 1 or lacking > freed:
+        victim = choose_lower(staying, request.priority, roster.redo_tokens)
+        if victim is None:
+            return None
+        staying.remove(victim)
+        victims.append(victim)
+        lacking -= lacks_page(victim, size)
+        for block in victim.blocks:
+            released[block] += 1
+            freed += block not in shared and released[block] == pool.references(block)
+    return victims if _starts(roster, request, match.needed, started, staying, freed) else None
+
+
+def _starts(roster: Roster, request: Request, needed: int, started: list[tuple[Request, int]], staying: list[Request], freed: int) -> bool:
+    """The rule by which it will be started (replica.starting): alone, where others would yield to it, or if everybody's growth fits."""
+    if any(other.priority > request.priority for other in staying) or not (staying or started):
+        return True
+    everyone = Forecast(
+        capacity=roster.kv.pool.count,
+        in_use=roster.kv.pool.referenced - freed,
+        block_size=roster.kv.block_size,
+        running=staying,
+        growth=roster.growth,
+    )
+    for other, taken in started:
+        everyone.add(other, taken)
+    return everyone.fits(request, needed)

@@ -68,7 +68,7 @@ def an_end_is_told_twice(patch: Patch) -> None:
 
 def nobody_makes_room(patch: Patch) -> None:
     """Who has no page for its next token stands still for ever."""
-    patch.setattr(making_room, "_needs_page", lambda roster, request: False)
+    patch.setattr(making_room, "lacks_page", lambda request, block_size: False)
 
 
 def nothing_is_planned_now_and_then(patch: Patch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_harness import Driver, PagedRunner, ids, limits
 
-from replica import victim
+from replica import making_room, victim
 from replica.kv_manager import KvManager
 from replica.making_room import make_room_for_growth
 from replica.request import Request, State
@@ -158,6 +158,46 @@ def test_nobody_yields_in_vain_beside_one_that_is_exempt() -> None:
     driver.step()
     assert driver.engine.roster.preemptions == 0
     driver.run()
+
+
+def grown_beside_an_equal() -> tuple[int, bool]:
+    """Preemptions, and whether the urgent one has started: the pages are there if one yields, but not for what its equal will grow to."""
+    driver = Driver(PagedRunner(limits(11, block=4, seqs=2)), scheduling_policy="priority", enable_prefix_caching=False)
+    driver.add(ids(1, 8), 20, priority=0)
+    driver.add(ids(2, 8), 6, priority=9)
+    driver.step()
+    urgent = driver.add(ids(3, 16), 20, priority=0)
+    driver.step()
+    return driver.engine.roster.preemptions, (0, urgent) in driver.heard
+
+
+def test_nobody_yields_to_one_that_would_not_start_for_the_growth_of_its_equals() -> None:
+    assert grown_beside_an_equal() == (0, False)
+
+
+def test_without_the_forecast_one_yields_and_the_urgent_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making_room, "_starts", lambda *decision: True)
+    assert grown_beside_an_equal() == (1, False)
+
+
+def prefix_of_the_victim() -> tuple[int, bool]:
+    """As above: the less urgent one holds 5 pages of 12, an equal 3; the urgent one lacks 2, and 4 of those 5 are its own prefix."""
+    driver = Driver(PagedRunner(limits(12, block=4)), scheduling_policy="priority")
+    driver.add(ids(1, 9), 3, priority=0)
+    driver.add(ids(2, 17), 3, priority=9)
+    driver.step()
+    urgent = driver.add([*ids(2, 16), *ids(3, 23)], 1, priority=0)
+    driver.step()
+    return driver.engine.roster.preemptions, (0, urgent) in driver.heard
+
+
+def test_nobody_yields_for_pages_that_the_urgent_one_shares() -> None:
+    assert prefix_of_the_victim() == (0, False)
+
+
+def test_with_shared_pages_counted_one_yields_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making_room, "frozenset", lambda hits: (), raising=False)
+    assert prefix_of_the_victim() == (1, False)
 
 
 def test_two_that_do_not_fit_together_recompute_little() -> None:
