@@ -24,6 +24,7 @@ from bench.request_log import SUFFIX, RequestRow, read_rows, write_rows
 from bench.summary import Summary
 
 SCHEMA_VERSION = 2  # 1 had no points; a reader of 2 reads it
+NAME_BYTES_MAX = 160  # of a file, before date and kind
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ("torch", "ray", "uvloop", "httptools", "msgspec")
@@ -99,7 +100,8 @@ def write(result: Result, folder: Path = RESULTS, rows: Iterable[RequestRow] = (
     """Write the result as JSON, and its requests beside it; the path. One file per name and second."""
     now = datetime.datetime.now(datetime.UTC)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{result.name}-{now:%Y%m%d-%H%M%S}.json"
+    name = result.name.encode()[:NAME_BYTES_MAX].decode(errors="ignore")  # of many traces it may be longer than a file's may
+    path = folder / f"{name}-{now:%Y%m%d-%H%M%S}.json"
     kept = list(rows)
     requests_file = path.with_name(path.stem + SUFFIX) if kept else None
     if requests_file is not None:

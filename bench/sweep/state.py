@@ -83,4 +83,8 @@ def resume(folder: Path, identity: dict[str, str]) -> SweepState:
     missing = [i for i in range(len(state.points)) if not (folder / f"{i}{SUFFIX}").exists()]
     if missing:
         raise ResumeError(f"{folder} lacks the requests of point {missing[0]}; --restart begins anew")
+    try:
+        state.rows()
+    except ValueError as error:
+        raise ResumeError(f"{folder}: {error}; --restart begins anew") from error
     return state

@@ -17,7 +17,7 @@ from bench.point import spread_of
 from bench.prompt_style import PromptStyle
 from bench.quantiles import Spread
 from bench.record import Counts, Outcome, RequestRecord
-from bench.result import Result, load_requests, load_result
+from bench.result import Result, load_requests, load_result, write
 from bench.scorecard import ServerSide, figure, figures_of
 from bench.server import Server
 from bench.slo import Slo
@@ -163,6 +163,12 @@ def test_a_result_is_read_as_it_was_written(mock_url: StartMock, tmp_path: Path)
     assert head.startswith("label,workload,workload_hash,") and len(first.split(",")) >= len(
         figures_of(measured.point.repeats[0].scorecard)
     )
+
+
+def test_a_long_name_is_cut_where_it_becomes_a_file(tmp_path: Path) -> None:
+    path = write(Result("run-" + "ä" * 300, {}), tmp_path)
+    assert load_result(path).name == "run-" + "ä" * 300 and path.name.startswith("run-ää")
+    assert write(Result("run-chat", {}), tmp_path).name.startswith("run-chat-2"), "the control: others are whole"
 
 
 def test_what_is_no_result_says_so(tmp_path: Path) -> None:

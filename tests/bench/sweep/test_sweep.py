@@ -125,7 +125,11 @@ def test_another_sweep_is_refused_with_what_differs(tmp_path: Path) -> None:
 def test_a_broken_state_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     swept(folder, MadeUp(), (1.0,))
-    (folder / "0.requests.jsonl.gz").unlink()
+    requests = folder / "0.requests.jsonl.gz"
+    requests.write_bytes(requests.read_bytes()[:-4])
+    with pytest.raises(ResumeError, match=r"0\.requests\.jsonl\.gz.*cannot be read"):
+        resume(folder, IDENTITY)
+    requests.unlink()
     with pytest.raises(ResumeError, match="lacks the requests of point 0"):
         resume(folder, IDENTITY)
     (folder / FILE).write_text("{")
