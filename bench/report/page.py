@@ -6,6 +6,7 @@ import base64
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -66,7 +67,7 @@ def _cell(text: str) -> str:
 
 def _block(block: Block) -> str:
     if isinstance(block, Picture):
-        data = base64.b64encode(block.png).decode()
+        data = quote(base64.b64encode(block.png), safe="")  # else a picture may spell a word between two slashes
         return f'<p><img alt="{html.escape(block.shows)}" src="data:image/png;base64,{data}"></p>\n'
     if isinstance(block, Grid):
         head = "".join(f"<th>{html.escape(text)}</th>" for text in block.headings)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from msgspec import structs
@@ -127,6 +129,15 @@ def test_the_page_needs_nothing_else_and_escapes() -> None:
     assert "<script" not in page and page.count("&lt;script&gt;") == 8
     assert re.findall(r"(?:src|href)=\"?([a-z]*)", page) == ["data"] and "http://" not in page and "https://" not in page
     assert 'src="data:image/png;base64,cG5n"' in page and "default-src 'none'" in page
+
+
+def test_no_picture_spells_a_word() -> None:
+    """Base64 may put any letters between its two signs; what is said there is the same bytes."""
+    spelt = base64.b64decode("/ABC+/ABC+/A")
+    page = render("page", [Section("page", [Picture(spelt, "picture")])])
+    (data,) = re.findall(r'base64,([^"]*)"', page)
+    assert not re.search(r"\bABC\b", page) and re.search(r"\bABC\b", unquote(data))
+    assert base64.b64decode(unquote(data)) == spelt
 
 
 def test_markdown_escapes_what_would_break_the_table() -> None:
