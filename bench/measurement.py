@@ -136,8 +136,10 @@ def _run(server: Server, asked: Question, warm_up: Sequence[Call], calls: Sequen
         samples = sampler.stop()
     client_cores = round((time.process_time() - cpu_s) / wall_s, 3)
     busy_s = sum(processes.usage(family).since(cpu_before).values())
-    side, timeline = look_back(samples, start_s, round(busy_s / wall_s, 3) if family else None)
-    return Run(tuple(records), min((record.scheduled_s for record in records), default=start_s), side, timeline, client_cores)
+    first_s = min((record.scheduled_s for record in records), default=start_s)
+    last_s = max((record.end_s for record in records if record.end_s is not None), default=start_s)
+    side, timeline = look_back(samples, first_s, last_s, round(busy_s / wall_s, 3) if family else None)
+    return Run(tuple(records), first_s, side, timeline, client_cores)
 
 
 def metrics_url(server: Server) -> str | None:
