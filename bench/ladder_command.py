@@ -15,6 +15,7 @@ from bench import run_command
 from bench.analysis.comparison import Says, says
 from bench.analysis.interval import difference
 from bench.analysis.number import plain
+from bench.arrivals import check_arrivals
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
 from bench.point import Point
@@ -79,6 +80,7 @@ def plan_ladder(options: LadderOptions) -> LadderPlan:
     if options.repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {options.repeats}")
     works = workload(options.workload, options.seed, options.requests)
+    check_arrivals(works, options.load)
     steps = tuple((name, replace(options.server, settings={**PATIENT, **options.server.settings, **settings})) for name, settings in LADDER)
     for _, server in steps:
         check(server)

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import result, scorecard_table
+from bench.arrivals import check_arrivals
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
 from bench.positive import check_positive
@@ -110,6 +111,7 @@ def asked_of(text: str, options: RunOptions) -> Asked:
             raise ValueError(f"duration must be positive, got {options.duration_s}")
         requests = max(1, round(load.rate_per_s * options.duration_s))
     works = workload(name, options.seed, requests, options.fit)
+    check_arrivals(works, load)
     meant = replace(load, streams=works.streams) if load.streams is None and load.rate_per_s is None else load
     return Asked(works, meant, name)
 

@@ -67,7 +67,7 @@ def test_high_waters_gains_and_timeline() -> None:
     assert timeline.kv_use_percent == (10.0, 80.0, 0.0)
 
 
-IDLE = page(kv=0.0, waiting=0, preempted=2, queued=[10, 10, 10], queue_sum_s=0.5).replace("running{model_name=\"m\"} 4.0", "running 0")
+IDLE = page(kv=0.0, waiting=0, preempted=2, queued=[10, 10, 10], queue_sum_s=0.5).replace('running{model_name="m"} 4.0', "running 0")
 
 
 @pytest.mark.parametrize(("during", "most"), [([], None), ([IDLE], None), ([IDLE, DURING], 80.0)])
