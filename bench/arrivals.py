@@ -53,3 +53,8 @@ def due_times(workload: Workload, load: Load) -> tuple[float, ...]:
     if load.rate_per_s is not None and workload.rate_per_s is not None:
         stretch = workload.rate_per_s / load.rate_per_s
     return tuple(call.due_s * stretch for call in workload)
+
+
+def arrivals_s(workload: Workload, load: Load) -> float:
+    """Until the last request is due. 0 in a closed loop, which goes at the server's pace."""
+    return 0.0 if load.streams is not None or not len(workload) else due_times(workload, load)[-1]
