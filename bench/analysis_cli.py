@@ -124,10 +124,10 @@ def choose(
     from bench import choose_command
     from bench.analysis.choice import Demand
     from bench.analysis.slo_text import parse_slo
+    from bench.console import new_console
     from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.sweep.plan import SweepOptions
-    from bench.sweep_command import new_console
 
     with usage_errors():
         targets = parse_slo(slo)
@@ -169,10 +169,10 @@ def ladder(
     """Static batching, iteration-level FCFS, + chunked prefill, + prefix caching, + our scheduler: the gain of each step."""
     from bench import ladder_command
     from bench.analysis.slo_text import parse_slo
+    from bench.console import new_console
     from bench.load import Load
     from bench.out_folder import check_folder
     from bench.result import RESULTS
-    from bench.sweep_command import new_console
 
     with usage_errors():
         server = _server(None, None, "", replicas, settings, (False, False, timeout_s))
@@ -186,8 +186,8 @@ def ladder(
 
 def explain(result: ResultPath) -> None:
     """Name what held each measured load back, with the evidence."""
+    from bench.console import new_console
     from bench.explain_command import explain as run
-    from bench.sweep_command import new_console
 
     with usage_errors():
         raise typer.Exit(run(result, new_console()))
@@ -201,7 +201,7 @@ def compare(
 ) -> None:
     """For each figure, whether the difference of two results exceeds the spread of their runs."""
     from bench.compare_command import compare_results
-    from bench.sweep_command import new_console
+    from bench.console import new_console
 
     with usage_errors():
         names = [name.strip() for name in metrics.split(",") if name.strip()]
@@ -210,9 +210,10 @@ def compare(
 
 def report(result: ResultPath) -> None:
     """Plots of a result (PNG, SVG) and one self-contained HTML report, beside it."""
+    from bench.console import new_console
     from bench.report_command import can_draw
     from bench.report_command import report as run
-    from bench.sweep_command import new_console, tell_paths
+    from bench.sweep_command import tell_paths
 
     console = new_console()
     with usage_errors():

@@ -69,9 +69,9 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
     done: list[Swept] = []
     for plan, state in zip(plans, states, strict=True):
         try:
-            done.append(carry_out(plan, state, lambda line: console.print(line, markup=False)))
+            done.append(carry_out(plan, state, console.print))
         except (StackError, ValueError) as error:
-            console.print(f"{plan.options.label} drops out: {error}", style="red", markup=False)
+            console.print(f"{plan.options.label} drops out: {error}", style="red")
     points = [point for each in done for point in each.points]
     if not points:
         return 1
@@ -122,10 +122,10 @@ def show(chosen: Chosen, console: Console) -> None:
         table.add_row(*row[:-1])
     console.print(table)
     for verdict, why in chosen.choice.others:
-        console.print(f"{verdict.candidate.name} lost: {why}", markup=False, soft_wrap=True)
-    console.print(headline(chosen), style="bold", markup=False)
+        console.print(f"{verdict.candidate.name} lost: {why}", soft_wrap=True)
+    console.print(headline(chosen), style="bold")
     for answer in chosen.answers:
-        console.print(f"{MARKS[answer.good]:>3}  {answer.question} {answer.answer}", markup=False)
+        console.print(f"{MARKS[answer.good]:>3}  {answer.question} {answer.answer}")
 
 
 def headline(chosen: Chosen) -> str:

@@ -18,7 +18,7 @@ def explain(source: Path, console: Console) -> int:
         raise ValueError(f"{source.name} holds no measured points: there is nothing to explain")
     rows = load_requests(source)
     for i, point in enumerate(result.points):
-        console.print(f"{point.workload.name}: {name_of(point, result.points)}", style="bold", markup=False)
+        console.print(f"{point.workload.name}: {name_of(point, result.points)}", style="bold")
         for line in lines_of(findings_of(result, i, rows)):
-            console.print(f"  {line}", markup=False)
+            console.print(f"  {line}")
     return 0

@@ -98,18 +98,18 @@ def ladder(plan: LadderPlan, console: Console) -> int:
     options = plan.options
     try:
         for i, (name, server_options) in enumerate(plan.steps):
-            console.print(f"step {i + 1} of {len(plan.steps)}, {name}: starting a stack …", markup=False)
+            console.print(f"step {i + 1} of {len(plan.steps)}, {name}: starting a stack …")
             with open_server(server_options) as server:
                 asked = Question(plan.workload, options.load, options.slo, options.repeats, salt=plan.salt, label=name)
-                measured.append(measure(server, asked, index=i, tell=lambda line: console.print(line, markup=False)))
+                measured.append(measure(server, asked, index=i, tell=console.print))
     except StackError as error:
         failed = True
-        console.print(str(error), style="red", markup=False)
+        console.print(str(error), style="red")
     except (KeyboardInterrupt, SystemExit) as error:
         if not measured:
             raise
         ended = error
-        console.print(f"interrupted: {len(measured)} of {len(plan.steps)} steps are finished, and kept", style="red", markup=False)
+        console.print(f"interrupted: {len(measured)} of {len(plan.steps)} steps are finished, and kept", style="red")
     if not measured:
         return 1
     points = [each.point for each in measured]
@@ -168,7 +168,7 @@ def show(grid: Grid, console: Console) -> None:
     for row in grid.rows:
         table.add_row(*row)
     console.print(table)
-    console.print(LEGEND, markup=False)
+    console.print(LEGEND)
 
 
 def draw(points: Sequence[Point], beside: Path) -> Sequence[Path]:

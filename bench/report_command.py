@@ -18,7 +18,7 @@ def can_draw() -> bool:
 def report(source: Path, console: Console) -> Sequence[Path]:
     """The paths written beside `source`; none, and a line that says so, without matplotlib. Raises ValueError for no result."""
     if not can_draw():
-        console.print(MISSING, markup=False)
+        console.print(MISSING)
         return ()
     from bench.report.document import write_report
 

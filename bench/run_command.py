@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from bench import result, scorecard_table
 from bench.arrivals import arrivals_s, check_arrivals
+from bench.console import new_console
 from bench.hours import HOURS_MAX, check_hours, spoken
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
@@ -136,11 +136,11 @@ def run(planned: Plan) -> int:
 
     So is what was finished when a signal ended the run; its exception then goes on.
     """
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console = new_console()
     measured: list[Measured] = []
     timeless = dict.fromkeys(each.workload.name for each in planned.asked if each.load.rate_per_s is None)
     if planned.options.duration_s is not None and timeless:
-        console.print(f"without a rate no duration is kept, and all requests are sent: {', '.join(timeless)}", markup=False)
+        console.print(f"without a rate no duration is kept, and all requests are sent: {', '.join(timeless)}")
     if planned.expected_s:
         console.print(f"the requests become due over {spoken(planned.expected_s)} in all")
     try:
@@ -148,7 +148,7 @@ def run(planned: Plan) -> int:
     except (KeyboardInterrupt, SystemExit):
         if measured:
             count = len(planned.asked) * len(planned.servers)
-            console.print(f"interrupted: {len(measured)} of {count} measurements are finished, and kept", style="red", highlight=False)
+            console.print(f"interrupted: {len(measured)} of {count} measurements are finished, and kept", style="red")
             _tell(planned, measured, console)
         raise
     if not measured:
@@ -164,14 +164,14 @@ def _tell(planned: Plan, measured: Sequence[Measured], console: Console) -> None
     for name in names:
         console.print(scorecard_table.terminal_table([point for point in points if point.workload.name == name]))
     for line in scorecard_table.problem_lines(points):
-        console.print(line, style="red", highlight=False, markup=False)
+        console.print(line, style="red")
     configuration = {"seed": str(planned.options.seed), "salt": planned.salt}
     outcome = Result("run-" + "-".join(names), configuration, points=tuple(points))
     paths = list(write(outcome, measured, planned.options.folder))
     if planned.options.report:
         paths += _report(paths[0], console)
     for path in paths:
-        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}", highlight=False)
+        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}")
 
 
 def _report(source: Path, console: Console) -> list[Path]:
@@ -179,7 +179,7 @@ def _report(source: Path, console: Console) -> list[Path]:
     try:
         from bench.report.document import write_report
     except ImportError as error:
-        console.print(f"no report: {error}", style="red", markup=False)
+        console.print(f"no report: {error}", style="red")
         return []
     return write_report(source)
 
@@ -218,17 +218,17 @@ def _measure_all(planned: Plan, measured: list[Measured], console: Console) -> b
     """Appends all that can be measured to `measured`; whether a configuration failed."""
     failed = False
     for label, each in planned.servers:
-        console.print(f"{label}: {'measuring ' + each.url if each.url else 'starting a stack'} …", highlight=False)
+        console.print(f"{label}: {'measuring ' + each.url if each.url else 'starting a stack'} …")
         try:
             with open_server(each) as server:
                 if server.replicas_note and planned.options.price_per_hour is not None:
-                    console.print(server.replicas_note, highlight=False)
+                    console.print(server.replicas_note)
                 for asked in planned.asked:
                     question = _question(planned, asked, label)
                     measured.append(measure(server, question, index=len(measured), tell=console.print))
         except StackError as error:
             failed = True
-            console.print(f"{label} drops out: {error}", style="red", highlight=False, markup=False)
+            console.print(f"{label} drops out: {error}", style="red")
     return failed
 
 

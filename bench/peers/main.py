@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.markdown import Markdown
 
 from bench import golden, result
+from bench.console import new_console
 from bench.golden import Golden
 from bench.peers import comparison, contestant, same_model
 from bench.peers.contestant import Contestant
@@ -47,7 +47,7 @@ class Request:
 
 def compare(request: Request, folder: Path) -> int:
     """0: every bound holds, and something was compared."""
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = new_console()
     home = Home(folder)
     try:
         works = with_requests(chosen_works(request.works), request.requests)
@@ -57,7 +57,7 @@ def compare(request: Request, folder: Path) -> int:
         if any("://" not in name for name in request.peers):
             home.make_models()
     except (ValueError, OSError, msgspec.MsgspecError, ModelError) as error:
-        console.print(f"[red]{error}", highlight=False)
+        console.print(str(error), style="red")
         return 2
 
     async def measure_one(one: Contestant, url: str) -> tuple[WorkResult, ...]:
