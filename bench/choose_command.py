@@ -17,7 +17,7 @@ from bench.analysis.choice import Candidate, Choice, Demand, Verdict, choose
 from bench.measurement import Measured
 from bench.point import Point
 from bench.report.page import Grid, markdown
-from bench.report_command import report
+from bench.report_command import report_too
 from bench.request_log import RequestRow
 from bench.result import Result, load_requests, load_result
 from bench.server import setting_of
@@ -88,7 +88,7 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
     paths = run_command.write(outcome, measured, plans[0].options.folder)
     for each in done:
         each.state.discard()
-    tell_paths(console, [*paths, *report(paths[0], console)])
+    tell_paths(console, [*paths, *report_too(paths[0], console)])
     return 0 if chosen.choice.winner else 1
 
 

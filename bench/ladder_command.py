@@ -21,7 +21,7 @@ from bench.load import Load
 from bench.measurement import Measured, Question, measure
 from bench.point import Point
 from bench.report.page import Grid, markdown
-from bench.report_command import report
+from bench.report_command import report_too
 from bench.result import RESULTS, Result
 from bench.scorecard import Figure, figure
 from bench.server import ServerOptions, check, open_server
@@ -121,7 +121,7 @@ def ladder(plan: LadderPlan, console: Console) -> int:
     paths = list(run_command.write(outcome, measured, options.folder))
     table = paths[0].with_name(f"{paths[0].stem}-gains.md")
     table.write_text(text)
-    paths += [table, *draw(points, paths[0]), *report(paths[0], console)]
+    paths += [table, *draw(points, paths[0]), *report_too(paths[0], console)]
     tell_paths(console, paths)
     if ended is not None:
         raise ended

@@ -17,6 +17,7 @@ from bench.hours import HOURS_MAX, check_hours, spoken
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
 from bench.positive import check_positive
+from bench.report_command import report_too
 from bench.request_log import SUFFIX
 from bench.result import Result
 from bench.server import ServerOptions, check, open_server, setting_of
@@ -169,19 +170,9 @@ def _tell(planned: Plan, measured: Sequence[Measured], console: Console) -> None
     outcome = Result("run-" + "-".join(names), configuration, points=tuple(points))
     paths = list(write(outcome, measured, planned.options.folder))
     if planned.options.report:
-        paths += _report(paths[0], console)
+        paths += report_too(paths[0], console)
     for path in paths:
         console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}")
-
-
-def _report(source: Path, console: Console) -> list[Path]:
-    """Pictures and page, where matplotlib is there: without it the figures are still worth having."""
-    try:
-        from bench.report.document import write_report
-    except ImportError as error:
-        console.print(f"no report: {error}", style="red")
-        return []
-    return write_report(source)
 
 
 def configurations(base: ServerOptions, changes: Sequence[str]) -> Iterator[tuple[str, ServerOptions]]:

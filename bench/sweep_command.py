@@ -10,7 +10,7 @@ from rich.console import Console
 from bench import result, run_command, scorecard_table
 from bench.console import new_console
 from bench.measurement import Measured
-from bench.report_command import report
+from bench.report_command import report_too
 from bench.result import Metric, Result
 from bench.stack import StackError
 from bench.sweep.carry_out import Swept, carry_out
@@ -37,7 +37,7 @@ def sweep(plan: SweepPlan, state: SweepState) -> int:
     outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points, details=texts(done))
     paths = write(outcome, done, plan.options.folder)
     state.discard()
-    tell_paths(console, [*paths, *report(paths[0], console)])
+    tell_paths(console, [*paths, *report_too(paths[0], console)])
     return 0
 
 
