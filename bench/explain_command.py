@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.analysis.at_load import name_of
-from bench.report.evidence_text import findings_of, lines_of
+from bench.report.evidence_text import lines_of
 from bench.result import load_requests, load_result
 
 
@@ -19,6 +19,6 @@ def explain(source: Path, console: Console) -> int:
     rows = load_requests(source)
     for i, point in enumerate(result.points):
         console.print(f"{point.workload.name}: {name_of(point, result.points)}", style="bold")
-        for line in lines_of(findings_of(result, i, rows)):
+        for line in lines_of(result, i, rows):
             console.print(f"  {line}")
     return 0
