@@ -15,6 +15,8 @@ from bench import run_command
 from bench.analysis.comparison import Says, says
 from bench.analysis.interval import difference
 from bench.analysis.number import plain
+from bench.arrivals import arrivals_s, check_arrivals
+from bench.hours import HOURS_MAX, check_hours
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
 from bench.point import Point
@@ -62,6 +64,7 @@ class LadderOptions:
     repeats: int = 1
     seed: int = 0
     folder: Path = RESULTS
+    max_hours: float = HOURS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ def plan_ladder(options: LadderOptions) -> LadderPlan:
     if options.repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {options.repeats}")
     works = workload(options.workload, options.seed, options.requests)
+    check_arrivals(works, options.load)
+    check_hours(len(LADDER) * options.repeats * arrivals_s(works, options.load), options.max_hours)
     steps = tuple((name, replace(options.server, settings={**PATIENT, **options.server.settings, **settings})) for name, settings in LADDER)
     for _, server in steps:
         check(server)

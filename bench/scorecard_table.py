@@ -80,7 +80,7 @@ def heading_of(point: Point, points: Sequence[Point]) -> str:
     if len({each.workload.name for each in points}) > 1:
         parts.append(point.workload.name)
     if len({each.load for each in points}) > 1 or len(points) == 1:
-        parts.append(point.load.description)
+        parts.append(point.offered)
     return ", ".join(parts)
 
 

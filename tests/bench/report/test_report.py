@@ -21,6 +21,7 @@ from bench.timeline import Timeline
 from tests.bench.made_up_results import FACTS, card, point, result_file, rows_for
 
 pytest.importorskip("matplotlib")
+from bench.load import BURST_RATE_PER_S
 from bench.report import figure
 from bench.report.curves import Curve, Target, draw_curves
 from bench.report.distributions import Distribution, draw_distributions
@@ -29,7 +30,6 @@ from bench.report.page import Grid, Picture, Section, markdown, render
 from bench.report.pictures import _distribution, curves_of, pictures, telling
 from bench.report.steps import Bar, Panel, draw_steps
 from bench.report.timelines import draw_timeline
-from bench.sweep.runner import BURST_RATE_PER_S
 
 OTHERS = (Outcome.WRONG, Outcome.ERROR, Outcome.CANCELLED)
 TIMELINE = Timeline((0.0, 1.0, 2.0), (1, 4, 4), (0, 3, 9), (10, 60, 99), (5, 50, None), (0, 0, 3), (0, 0, 2), (None,) * 3)
