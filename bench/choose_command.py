@@ -33,7 +33,7 @@ MARKS = {True: "yes", False: "NO", None: "?"}
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The decision with what it was taken from."""
+    """The decision with what it was taken from. `answers` are of the winner, else of who brought the most within the SLO."""
 
     choice: Choice
     demand: Demand
@@ -94,6 +94,8 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
 
 def choose_from_files(sources: Sequence[Path], demand: Demand, console: Console, *, priced: bool, asked: Slo | None = None) -> int:
     """Read sweeps instead of running them. Raises ValueError for what cannot be weighed, or was judged by another SLO than `asked`."""
+    if len({source.resolve() for source in sources}) < len(sources):
+        raise ValueError("a sweep is given twice")
     points: list[Point] = []
     rows: list[RequestRow] = []
     for source in sources:
@@ -109,8 +111,12 @@ def choose_from_files(sources: Sequence[Path], demand: Demand, console: Console,
 
 def decide(candidates: Sequence[Candidate], demand: Demand, context_tokens: int | None, *, priced: bool) -> Chosen:
     choice = choose(candidates, demand)
-    answers = checklist(choice.winner, demand.slo, context_tokens) if choice.winner else ()
-    return Chosen(choice, demand, answers, priced)
+    return Chosen(choice, demand, checklist(asked_of(choice), demand.slo, context_tokens), priced)
+
+
+def asked_of(choice: Choice) -> Verdict:
+    """Whom the four questions are put to."""
+    return choice.winner or max((verdict for verdict, _ in choice.others), key=lambda verdict: verdict.knee.peak_goodput_per_s or 0.0)
 
 
 def show(chosen: Chosen, console: Console) -> None:
@@ -131,7 +137,7 @@ def show(chosen: Chosen, console: Console) -> None:
 def headline(chosen: Chosen) -> str:
     winner = chosen.choice.winner
     if winner is None:
-        return "no configuration keeps the SLO at this load"
+        return f"no configuration keeps the SLO at this load; {asked_of(chosen.choice).candidate.name} brought the most within it"
     alone = "; nothing else was tried" if not chosen.choice.others else ""
     return f"choose {winner.candidate.name}{alone}"
 

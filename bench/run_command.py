@@ -142,7 +142,7 @@ def run(planned: Plan) -> int:
     timeless = dict.fromkeys(each.workload.name for each in planned.asked if each.load.rate_per_s is None)
     if planned.options.duration_s is not None and timeless:
         console.print(f"without a rate no duration is kept, and all requests are sent: {', '.join(timeless)}")
-    if planned.expected_s:
+    if planned.expected_s >= 1:
         console.print(f"the requests become due over {spoken(planned.expected_s)} in all")
     try:
         failed = _measure_all(planned, measured, console)

@@ -12,6 +12,7 @@ from bench.quantiles import quantile
 SAMPLES_MIN = 6  # fewer samples make no trend
 KV_FREE_PERCENT = 80.0
 KV_FULL_PERCENT = 97.0
+KINDS_MAX = 3  # of failures that are named
 ALONE = 1.5  # requests running at a time, on average: hardly anybody beside a prompt
 
 
@@ -37,6 +38,16 @@ def client_late(e: Evidence) -> Finding | None:
     seen = [f"the client sent up to {lag_ms:.0f} ms late (p99)"] if late else []
     seen += [f"the client used {cpu:.2f} of its one core"] if busy else []
     return Finding("client", "; ".join(seen), "give the client a machine or a core of its own, or offer less, and measure again")
+
+
+def failures(e: Evidence) -> Finding | None:
+    """Answers that failed or contradict themselves: what is left says little of the rest."""
+    share = e.figure("error_percent")
+    if share is None or share < REFUSED_PERCENT:
+        return None
+    kinds = sorted(e.problems.items(), key=lambda pair: -pair[1])[:KINDS_MAX]
+    seen = "".join(f"; {count} × {kind}" for kind, count in kinds)
+    return Finding("failures", f"{share:.0f} % of {e.requests} requests failed{seen}", "the server's log first; then measure again")
 
 
 def kv_pressure(e: Evidence) -> Finding | None:
@@ -106,11 +117,12 @@ def waiting_grows(e: Evidence) -> Finding | None:
 
 
 def burst_queue(e: Evidence) -> Finding | None:
-    """All was due at once, and did not keep the SLO: it waits for itself."""
-    done = e.figure("completed_per_s")
-    if not e.at_once or not e.broken or not done:
+    """All was due at once, and did not keep the SLO: it waits for itself. The last first token came long after the first one."""
+    done, waiting, ttft_ms = e.figure("completed_per_s"), e.figure("waiting_max"), e.figure("ttft_p95_ms")
+    soonest_ms = min((ms for _, ms in e.ttft_by_prompt), default=None)
+    queued = bool(waiting) or (soonest_ms is not None and (ttft_ms or 0.0) >= 2 * soonest_ms)
+    if not e.at_once or not e.broken or not done or not queued:
         return None
-    waiting, ttft_ms = e.figure("waiting_max"), e.figure("ttft_p95_ms")
     seen = [f"{e.requests} requests at once are {e.requests / done:.0f} s of work at the {done:.2f} responses/s that were served"]
     seen += [f"up to {waiting:.0f} waited"] if waiting else []
     seen += [f"the first token came after {ttft_ms:.0f} ms (p95)"] if ttft_ms is not None else []
@@ -204,6 +216,7 @@ def compute(e: Evidence) -> Finding | None:
 
 # What makes the other figures doubtful comes first, then what stops work, then what delays it.
 RULES: tuple[Rule, ...] = (
+    failures,
     client_late,
     kv_pressure,
     idle_while_waiting,
