@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.each_once import EachOnce
+from bench.hours import HOURS_MAX
 from bench.usage import usage_errors
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE
 TextPrompts = Annotated[bool, typer.Option("--text-prompts", help="For servers that take no token ids.")]
 NoIds = Annotated[bool, typer.Option("--no-ids", help="Do not ask for token ids in the answer.")]
 TimeoutS = Annotated[float, typer.Option(help="Of one request.")]
+MaxHours = Annotated[float, typer.Option(help="What takes longer by its arrivals alone is refused.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Throw away what an interrupted sweep has finished.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the results; bench/results unless given.")]
 ResultPath = Annotated[Path, typer.Argument(metavar="RESULT", help="A result file (JSON).")]
@@ -65,6 +67,7 @@ def sweep(
     text_prompts: TextPrompts = False,
     no_ids: NoIds = False,
     timeout_s: TimeoutS = 600.0,
+    max_hours: MaxHours = HOURS_MAX,
     restart: Restart = False,
     out: Out = None,
 ) -> None:
@@ -79,8 +82,9 @@ def sweep(
     with usage_errors():
         server = _server(url, model, api_key, replicas, settings, (text_prompts, no_ids, timeout_s))
         options = SweepOptions(
-            workload, parse_slo(slo), server, rates, requests, repeats, seed, refinements, burst, price_per_hour, folder=out or RESULTS
-        )
+            workload, parse_slo(slo), server, rates, requests, repeats, seed, refinements, burst, price_per_hour,
+            folder=out or RESULTS, max_hours=max_hours,
+        )  # fmt: skip
         plan = plan_sweep(options)
         check_folder(options.folder)
         state = begin(plan, restart=restart)
@@ -112,6 +116,7 @@ def choose(
     model: Model = None,
     api_key: ApiKey = "",
     timeout_s: TimeoutS = 600.0,
+    max_hours: MaxHours = HOURS_MAX,
     restart: Restart = False,
     out: Out = None,
 ) -> None:
@@ -119,10 +124,10 @@ def choose(
     from bench import choose_command
     from bench.analysis.choice import Demand
     from bench.analysis.slo_text import parse_slo
+    from bench.console import new_console
     from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.sweep.plan import SweepOptions
-    from bench.sweep_command import new_console
 
     with usage_errors():
         targets = parse_slo(slo)
@@ -137,8 +142,9 @@ def choose(
             raise typer.Exit(choose_command.choose_from_files(read, demand, new_console(), priced=priced, asked=asked))
         server = _server(url, model, api_key, replicas, settings, (False, False, timeout_s))
         base = SweepOptions(
-            workload, targets, server, rates, requests, repeats, seed, refinements, True, price_per_hour, folder=out or RESULTS
-        )
+            workload, targets, server, rates, requests, repeats, seed, refinements, True, price_per_hour,
+            folder=out or RESULTS, max_hours=max_hours,
+        )  # fmt: skip
         plans = choose_command.plans_of(base, changes or ())
         check_folder(base.folder)
         states = choose_command.begin_all(plans, restart=restart)
@@ -157,20 +163,22 @@ def ladder(
     replicas: Replicas = None,
     settings: Settings = None,
     timeout_s: TimeoutS = 1800.0,
+    max_hours: MaxHours = HOURS_MAX,
     out: Out = None,
 ) -> None:
     """Static batching, iteration-level FCFS, + chunked prefill, + prefix caching, + our scheduler: the gain of each step."""
     from bench import ladder_command
     from bench.analysis.slo_text import parse_slo
+    from bench.console import new_console
     from bench.load import Load
     from bench.out_folder import check_folder
     from bench.result import RESULTS
-    from bench.sweep_command import new_console
 
     with usage_errors():
         server = _server(None, None, "", replicas, settings, (False, False, timeout_s))
         offered = Load(streams=streams if streams is not None or rate is not None else 16, rate_per_s=rate)
-        options = ladder_command.LadderOptions(workload, parse_slo(slo), offered, server, requests, repeats, seed, out or RESULTS)
+        folder = out or RESULTS
+        options = ladder_command.LadderOptions(workload, parse_slo(slo), offered, server, requests, repeats, seed, folder, max_hours)
         plan = ladder_command.plan_ladder(options)
         check_folder(options.folder)
     raise typer.Exit(ladder_command.ladder(plan, new_console()))
@@ -178,8 +186,8 @@ def ladder(
 
 def explain(result: ResultPath) -> None:
     """Name what held each measured load back, with the evidence."""
+    from bench.console import new_console
     from bench.explain_command import explain as run
-    from bench.sweep_command import new_console
 
     with usage_errors():
         raise typer.Exit(run(result, new_console()))
@@ -193,7 +201,7 @@ def compare(
 ) -> None:
     """For each figure, whether the difference of two results exceeds the spread of their runs."""
     from bench.compare_command import compare_results
-    from bench.sweep_command import new_console
+    from bench.console import new_console
 
     with usage_errors():
         names = [name.strip() for name in metrics.split(",") if name.strip()]
@@ -202,9 +210,10 @@ def compare(
 
 def report(result: ResultPath) -> None:
     """Plots of a result (PNG, SVG) and one self-contained HTML report, beside it."""
+    from bench.console import new_console
     from bench.report_command import can_draw
     from bench.report_command import report as run
-    from bench.sweep_command import new_console, tell_paths
+    from bench.sweep_command import tell_paths
 
     console = new_console()
     with usage_errors():

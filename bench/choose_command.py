@@ -17,7 +17,7 @@ from bench.analysis.choice import Candidate, Choice, Demand, Verdict, choose
 from bench.measurement import Measured
 from bench.point import Point
 from bench.report.page import Grid, markdown
-from bench.report_command import report
+from bench.report_command import report_too
 from bench.request_log import RequestRow
 from bench.result import Result, load_requests, load_result
 from bench.server import setting_of
@@ -69,9 +69,9 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
     done: list[Swept] = []
     for plan, state in zip(plans, states, strict=True):
         try:
-            done.append(carry_out(plan, state, lambda line: console.print(line, markup=False)))
+            done.append(carry_out(plan, state, console.print))
         except (StackError, ValueError) as error:
-            console.print(f"{plan.options.label} drops out: {error}", style="red", markup=False)
+            console.print(f"{plan.options.label} drops out: {error}", style="red")
     points = [point for each in done for point in each.points]
     if not points:
         return 1
@@ -88,7 +88,7 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
     paths = run_command.write(outcome, measured, plans[0].options.folder)
     for each in done:
         each.state.discard()
-    tell_paths(console, [*paths, *report(paths[0], console)])
+    tell_paths(console, [*paths, *report_too(paths[0], console)])
     return 0 if chosen.choice.winner else 1
 
 
@@ -122,10 +122,10 @@ def show(chosen: Chosen, console: Console) -> None:
         table.add_row(*row[:-1])
     console.print(table)
     for verdict, why in chosen.choice.others:
-        console.print(f"{verdict.candidate.name} lost: {why}", markup=False, soft_wrap=True)
-    console.print(headline(chosen), style="bold", markup=False)
+        console.print(f"{verdict.candidate.name} lost: {why}", soft_wrap=True)
+    console.print(headline(chosen), style="bold")
     for answer in chosen.answers:
-        console.print(f"{MARKS[answer.good]:>3}  {answer.question} {answer.answer}", markup=False)
+        console.print(f"{MARKS[answer.good]:>3}  {answer.question} {answer.answer}")
 
 
 def headline(chosen: Chosen) -> str:

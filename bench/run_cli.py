@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from bench.analysis_cli import ApiKey, Model, NoIds, Price, Repeats, Replicas, Requests, Seed, Settings, TextPrompts, TimeoutS, Url
+from bench.analysis_cli import (
+    ApiKey,
+    MaxHours,
+    Model,
+    NoIds,
+    Price,
+    Repeats,
+    Replicas,
+    Requests,
+    Seed,
+    Settings,
+    TextPrompts,
+    TimeoutS,
+    Url,
+)
+from bench.hours import HOURS_MAX
 from bench.usage import usage_errors
 
 Names = Annotated[
@@ -80,6 +95,7 @@ def run(
     chat: Chat = False,
     timeout_s: TimeoutS = 600.0,
     salt: Salt = "",
+    max_hours: MaxHours = HOURS_MAX,
     report: Report = False,
     out: Out = None,
 ) -> None:
@@ -106,9 +122,10 @@ def run(
         names = [name for given_names in workloads or ["chat"] for name in given_names.split(",") if name]
         fit = Fit(length_scale, context_tokens)
         tried = [*(changes or ()), *(command.CONTROLS if controls else ())]
+        folder = out or RESULTS
         options = command.RunOptions(
-            names, server, load, slo, seed, requests, duration_s, fit, repeats, price_per_hour, tried, out or RESULTS, salt, report
+            names, server, load, slo, seed, requests, duration_s, fit, repeats, price_per_hour, tried, folder, salt, report, max_hours
         )
         planned = command.plan(options)
-        check_folder(options.folder)
+        check_folder(folder)
     raise typer.Exit(command.run(planned))
