@@ -1,11 +1,8 @@
 """How wrong the step-time model has been on one replica, and how sure a prediction is (DESIGN §6, §7).
 
-A prediction p (seconds, unscaled) is corrected to s·p. What is left, (actual − s·p) in units of (grain + 0.3·s·p), is kept in a
-window whose quantiles stand for a hand-set margin: a constant part for the step that a request must wait out, a proportional
-part for what the model gets wrong.
-
-s is the forgetful least-squares fit of actual to predicted in those units. A wait of two steps that was one step off says
-little of ten steps: it weighs little, and takes the place of no guess of how far the model may be off.
+A prediction p (seconds, unscaled) is corrected to s·p, where s is the forgetful ratio of actual to predicted sums. What
+is left, (actual − s·p) in units of (grain + 0.3·s·p), is kept in a window whose quantiles stand for a hand-set margin:
+a constant part for the step that a request must wait out, a proportional part for what the model gets wrong.
 """
 
 from __future__ import annotations
@@ -20,13 +17,12 @@ WINDOW = 128
 PROPORTIONAL = 0.3
 TRUSTED_AFTER = 8  # waits that were seen
 _DOUBT = 4.0
-_PRIOR = 1 / PROPORTIONAL**2  # what a new replica starts with: it agrees, give or take that part
+_PRIOR_S = 0.5  # seconds of agreement that a new replica starts with
 _FORGET = 0.97
-_FINEST_S = 1e-9
 _SCALE_MAX = 8.0
 _HALF_LIFE_S = 30.0  # a scale that is no longer fed returns to 1: a wrong model never refuses for ever
 # Cold: as if off by up to one unit below and one and four tenths above. A promise broken is worse than one not made. What is
-# seen of long waits takes the place of the widest first: doubt shrinks with every outcome, on both sides alike.
+# seen takes the place of the widest first: doubt shrinks with every outcome, on both sides alike.
 _PRIOR_RESIDUALS = tuple(each for i in range(7, -1, -1) for each in (1.4 * i / 7, -i / 7))
 
 
@@ -34,15 +30,15 @@ class Calibration:
     """Scale and residual quantiles of one kind of prediction."""
 
     def __init__(self) -> None:
-        self._actual = self._predicted = _PRIOR
+        self._actual_s = _PRIOR_S
+        self._predicted_s = _PRIOR_S
         self._updated_s: float | None = None
         self._window: deque[float] = deque(_PRIOR_RESIDUALS)
         self._sorted: list[float] = sorted(_PRIOR_RESIDUALS)
-        self._guesses = len(_PRIOR_RESIDUALS)  # still in the window
         self.observations = 0
 
     def scale(self, now: float) -> float:
-        ratio = self._actual / self._predicted
+        ratio = self._actual_s / self._predicted_s
         age_s = 0.0 if self._updated_s is None else max(0.0, now - self._updated_s)
         return float(min(_SCALE_MAX, max(1 / _SCALE_MAX, ratio)) ** (0.5 ** (age_s / _HALF_LIFE_S)))
 
@@ -59,21 +55,20 @@ class Calibration:
     def observe(self, predicted_s: float, actual_s: float, grain_s: float, now: float) -> None:
         """One prediction met its outcome. Predictions within a grain say nothing about the scale, only about the noise."""
         scaled = self.scale(now) * predicted_s
-        unit_s = max(_FINEST_S, grain_s + PROPORTIONAL * scaled)
-        residual = (actual_s - scaled) / unit_s
+        unit_s = grain_s + PROPORTIONAL * scaled
+        residual = (actual_s - scaled) / unit_s if unit_s > 0 else 0.0
         if not math.isfinite(residual):
             return
         self.observations += 1
-        self._push(residual, is_long=PROPORTIONAL * scaled >= grain_s)
+        self._push(residual)
         if predicted_s > grain_s:
-            predicted, actual = predicted_s / unit_s, actual_s / unit_s
-            self._actual = _FORGET * self._actual + predicted * actual
-            self._predicted = _FORGET * self._predicted + predicted * predicted
+            keep = _FORGET
+            self._actual_s = keep * self._actual_s + actual_s
+            self._predicted_s = keep * self._predicted_s + predicted_s
             self._updated_s = now
 
-    def _push(self, residual: float, *, is_long: bool = True) -> None:
-        if len(self._window) >= WINDOW or (is_long and self._guesses):
-            self._guesses = max(0, self._guesses - 1)  # they are the oldest
+    def _push(self, residual: float) -> None:
+        if len(self._window) >= WINDOW or self.observations <= len(_PRIOR_RESIDUALS):
             oldest = self._window.popleft()
             del self._sorted[bisect_left(self._sorted, oldest)]
         self._window.append(residual)

@@ -233,7 +233,7 @@ class Fleet:
         shared = max(depths.values(), default=0)
         uses = self._popularity.uses(request.block_keys[shared - 1], now) if shared else 0.0
         if sample and len(candidates) > SCORED_MAX:
-            candidates = likely(candidates, self._holders(depths), SCORED_MAX, self._random)
+            candidates = likely(candidates, _holders(self, depths), SCORED_MAX, self._random)
         found: list[Outlay] = []
         for known in candidates:
             view = known.view
@@ -256,11 +256,6 @@ class Fleet:
             found.append(Outlay(candidate, known.calibrations.wait, ttfts, view.is_empty))
         return found
 
-    def _holders(self, depths: dict[Incarnation, int]) -> list[Known]:
-        """Those with the longest hits, the longest first."""
-        deepest = nlargest(SCORED_MAX // 2, depths, key=depths.__getitem__)
-        return [known for one in deepest if (known := self.get(one)) is not None]
-
     @property
     def routers(self) -> int:
         """Live ones, this one included, as most replicas see it."""
@@ -272,6 +267,12 @@ def backlog_s(fleet: Fleet, now: float) -> float:
     """Predicted seconds until they have drained what they hold, the mean of the routable ones."""
     drains = [outlook(one.view, fleet.output_length.mean, now).drain_s for one in fleet.routable()]
     return sum(drains) / len(drains) if drains else 0.0
+
+
+def _holders(fleet: Fleet, depths: dict[Incarnation, int]) -> list[Known]:
+    """Those with the longest hits, the longest first."""
+    deepest = nlargest(SCORED_MAX // 2, depths, key=depths.__getitem__)
+    return [known for one in deepest if (known := fleet.get(one)) is not None]
 
 
 def _scale(expected: Forecast, learned: float) -> float:

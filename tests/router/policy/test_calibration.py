@@ -80,30 +80,6 @@ def test_instant_predictions_do_not_move_the_scale() -> None:
     assert one.scale(50.0) == 1.0
 
 
-def after_short_waits() -> Calibration:
-    """Half a dozen waits that were to take two steps, and took one."""
-    one = Calibration()
-    for i in range(6):
-        one.observe(0.2, 0.1, 0.1, now=i * 0.1)
-    return one
-
-
-def test_waits_of_two_steps_say_little_of_ten() -> None:
-    """A step more or less is how steps fall: neither the scale nor the guesses of how wrong the model may be are theirs."""
-    one = after_short_waits()
-    assert one.scale(0.6) > 0.7
-    assert one.quantile_s(1.0, 0.1, 0.98, 0.6) > 1.15
-    for i in range(16):
-        one.observe(1.0, 1.0, 0.1, now=0.6 + i * 0.1)
-    assert 0.9 < one.quantile_s(1.0, 0.1, 0.98, 2.2) < 1.3, "the guesses are gone: ten steps were what was predicted"
-
-
-def test_without_the_guesses_a_long_wait_would_be_taken_for_sure(monkeypatch: pytest.MonkeyPatch) -> None:
-    push = Calibration._push
-    monkeypatch.setattr(Calibration, "_push", lambda self, residual, *, is_long: push(self, residual))
-    assert after_short_waits().quantile_s(1.0, 0.1, 0.98, 0.6) < 1.1
-
-
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 10)), max_size=300))
 @example([(5e-324, 0.0, 0.0)])
 def test_it_is_bounded_and_finite_whatever_it_sees(observations: list[tuple[float, float, float]]) -> None:
