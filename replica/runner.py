@@ -171,7 +171,7 @@ def _draw(step: Step, inputs: StepInputs, computed: Computed, eos_token_ids: fro
     if computed.best is None and operators.draws:
         drawn = sample_on_device(operators.sampling, computed.logits, draws, eos_token_ids)
     else:
-        drawn = sample(computed.logits.cpu(), draws, eos_token_ids, computed.best)
+        drawn = sample(computed.logits.cpu(), draws, eos_token_ids, computed.best, computed.drawer)
     return dict(zip(inputs.drawing, drawn, strict=True))
 
 
