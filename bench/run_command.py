@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,10 +12,13 @@ from rich.console import Console
 
 from bench import result, scorecard_table
 from bench.arrivals import arrivals_s, check_arrivals
+from bench.console import new_console
 from bench.hours import HOURS_MAX, check_hours, spoken
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
+from bench.out_folder import writing
 from bench.positive import check_positive
+from bench.report_command import report_too
 from bench.request_log import SUFFIX
 from bench.result import Result
 from bench.server import ServerOptions, check, open_server, setting_of
@@ -136,19 +138,19 @@ def run(planned: Plan) -> int:
 
     So is what was finished when a signal ended the run; its exception then goes on.
     """
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console = new_console()
     measured: list[Measured] = []
     timeless = dict.fromkeys(each.workload.name for each in planned.asked if each.load.rate_per_s is None)
     if planned.options.duration_s is not None and timeless:
-        console.print(f"without a rate no duration is kept, and all requests are sent: {', '.join(timeless)}", markup=False)
-    if planned.expected_s:
+        console.print(f"without a rate no duration is kept, and all requests are sent: {', '.join(timeless)}")
+    if planned.expected_s >= 1:
         console.print(f"the requests become due over {spoken(planned.expected_s)} in all")
     try:
         failed = _measure_all(planned, measured, console)
     except (KeyboardInterrupt, SystemExit):
         if measured:
             count = len(planned.asked) * len(planned.servers)
-            console.print(f"interrupted: {len(measured)} of {count} measurements are finished, and kept", style="red", highlight=False)
+            console.print(f"interrupted: {len(measured)} of {count} measurements are finished, and kept", style="red")
             _tell(planned, measured, console)
         raise
     if not measured:
@@ -164,24 +166,14 @@ def _tell(planned: Plan, measured: Sequence[Measured], console: Console) -> None
     for name in names:
         console.print(scorecard_table.terminal_table([point for point in points if point.workload.name == name]))
     for line in scorecard_table.problem_lines(points):
-        console.print(line, style="red", highlight=False, markup=False)
+        console.print(line, style="red")
     configuration = {"seed": str(planned.options.seed), "salt": planned.salt}
     outcome = Result("run-" + "-".join(names), configuration, points=tuple(points))
     paths = list(write(outcome, measured, planned.options.folder))
     if planned.options.report:
-        paths += _report(paths[0], console)
+        paths += report_too(paths[0], console)
     for path in paths:
-        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}", highlight=False)
-
-
-def _report(source: Path, console: Console) -> list[Path]:
-    """Pictures and page, where matplotlib is there: without it the figures are still worth having."""
-    try:
-        from bench.report.document import write_report
-    except ImportError as error:
-        console.print(f"no report: {error}", style="red", markup=False)
-        return []
-    return write_report(source)
+        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}")
 
 
 def configurations(base: ServerOptions, changes: Sequence[str]) -> Iterator[tuple[str, ServerOptions]]:
@@ -202,7 +194,12 @@ def configurations(base: ServerOptions, changes: Sequence[str]) -> Iterator[tupl
 
 
 def write(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[Path, ...]:
-    """JSON, Markdown, CSV and, where there are any, the requests; their paths."""
+    """JSON, Markdown, CSV and, where there are any, the requests; their paths. Raises SystemExit where they cannot be written."""
+    with writing(folder):
+        return _written(outcome, measured, folder)
+
+
+def _written(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[Path, ...]:
     path = result.write(outcome, folder, [row for each in measured for row in each.rows])
     by_work: dict[str, list[Measured]] = {}
     for each in measured:
@@ -218,17 +215,17 @@ def _measure_all(planned: Plan, measured: list[Measured], console: Console) -> b
     """Appends all that can be measured to `measured`; whether a configuration failed."""
     failed = False
     for label, each in planned.servers:
-        console.print(f"{label}: {'measuring ' + each.url if each.url else 'starting a stack'} …", highlight=False)
+        console.print(f"{label}: {'measuring ' + each.url if each.url else 'starting a stack'} …")
         try:
             with open_server(each) as server:
                 if server.replicas_note and planned.options.price_per_hour is not None:
-                    console.print(server.replicas_note, highlight=False)
+                    console.print(server.replicas_note)
                 for asked in planned.asked:
                     question = _question(planned, asked, label)
                     measured.append(measure(server, question, index=len(measured), tell=console.print))
         except StackError as error:
             failed = True
-            console.print(f"{label} drops out: {error}", style="red", highlight=False, markup=False)
+            console.print(f"{label} drops out: {error}", style="red")
     return failed
 
 
