@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import json
 import signal
@@ -18,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench import run_command, stack
+from bench import result, run_command, stack
 from bench.cli import app
 from bench.load import Load
 from bench.measurement import Measured
@@ -142,6 +143,19 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="two different workloads are called 'trace'"):
         plan(RunOptions([one, two]))
     assert len(plan(RunOptions([f"{one}@1", f"{one}@2"])).asked) == 2, "the control: one file at two rates"
+
+
+def test_a_full_disk_is_one_line_after_the_figures(mock_url: StartMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*asked: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("bench.result.write", full)
+    asked = ("run", "-w", "a", "--requests", "1", "--url", mock_url(), "--out", str(tmp_path))
+    done = CliRunner().invoke(app, list(asked))
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+    assert "TTFT p50" in done.output and f"could not be written to {tmp_path}: No space left" in done.output
+    with pytest.raises(SystemExit, match="No space left"):
+        result.show(result.Result("drill", {}), tmp_path)
 
 
 def test_controls_change_one_thing_at_a_time() -> None:
