@@ -139,7 +139,7 @@ class Engine:
         assert self._current is None, "the step before is not settled"
         now = self._clock()
         self._departures.expire(now)
-        plan = self._scheduler.plan(self.step_time.coefficients)
+        plan = self._scheduler.plan(self.step_time.cautious)
         if plan is None:
             return None
         for request in plan.requests[plan.shape.decodes :]:
@@ -156,7 +156,7 @@ class Engine:
         if not self._expected and can_be_expected(plan) and self._scheduler.can_plan_ahead():
             expect(plan)
             self._expected = True
-            self._scheduler.plan_ahead(self.step_time.coefficients)
+            self._scheduler.plan_ahead(self.step_time.cautious)
 
     def settle(self, step: Step, result: StepResult | Exception) -> EngineOutput:
         """Take in what the planned step brought, or that it raised."""
@@ -192,6 +192,7 @@ class Engine:
             self.roster,
             progress=self._progress,
             coefficients=self.step_time.coefficients,
+            spread=self.step_time.spread,
             current=None if self._current is None else self._current[0],
             draining=draining,
             block_bytes=self._kv_block_bytes,

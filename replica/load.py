@@ -8,7 +8,14 @@ from replica.roster import Roster
 
 
 def load_report(
-    roster: Roster, *, progress: int, coefficients: StepTimeCoefficients, current: Plan | None, draining: bool, block_bytes: int
+    roster: Roster,
+    *,
+    progress: int,
+    coefficients: StepTimeCoefficients,
+    spread: float,
+    current: Plan | None,
+    draining: bool,
+    block_bytes: int,
 ) -> LoadReport:
     """State now. `current` is the step that runs, if one does; else the predicted step is one token for everyone who runs."""
     pool = roster.kv.pool
@@ -37,4 +44,5 @@ def load_report(
         draining=draining,
         preemptions=roster.preemptions,
         kv_bytes_used=pool.referenced * block_bytes,
+        step_spread=spread,
     )

@@ -161,6 +161,7 @@ class LoadReport(Wire, frozen=True):
     draining: bool = False
     preemptions: int = 0  # since start
     kv_bytes_used: int = 0
+    step_spread: float = 0.0  # of its predictions: a chunk is planned as if steps took longer by this part, 0 … 1
 
 
 # --- router → replica ------------------------------------------------------------------------------------------------

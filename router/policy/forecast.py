@@ -98,7 +98,7 @@ def _outlook(view: ReplicaView, there: int, output_tokens: float) -> Outlook:
     slope_s = k.b + k.e * context / max(1.0, decodes)
     chunk = max(1.0, limits.max_num_batched_tokens - decodes)
     if limits.step_slo_s is not None and slope_s > 0:
-        chunk = min(chunk, max(float(limits.block_size), (limits.step_slo_s - base_s) / slope_s))
+        chunk = min(chunk, max(float(limits.block_size), (limits.step_slo_s / (1.0 + load.step_spread) - base_s) / slope_s))
     full_s = base_s + slope_s * min(chunk, backlog)
     steps = backlog // chunk
     return Outlook(

@@ -31,6 +31,9 @@ LIES: list[tuple[str, dict[str, object]]] = [
     ("step_time", {"predicted_step_s": -1.0}),
     ("step_time", {"step_time": StepTimeCoefficients(math.inf, 0.0, 0.0, 0.0)}),
     ("step_time", {"step_time": StepTimeCoefficients(-1.0, 0.0, 0.0, 0.0)}),
+    ("step_spread", {"step_spread": NAN}),
+    ("step_spread", {"step_spread": -0.1}),
+    ("step_spread", {"step_spread": 1.5}),
     ("progress", {"progress": 0}),
 ]
 

@@ -49,6 +49,12 @@ def test_the_step_bound_makes_chunks_smaller_and_waits_longer() -> None:
     assert expect(view(step_slo_s=0.05, **load)).wait_s > 1.1 * expect(view(**load)).wait_s
 
 
+def test_so_does_a_step_time_that_varies() -> None:
+    load = {"queued_prefill_tokens": 1_000, "running": 10}
+    steady, varying = view(step_slo_s=0.05, **load), view(step_slo_s=0.05, step_spread=0.5, **load)
+    assert expect(varying).wait_s > 1.1 * expect(steady).wait_s
+
+
 def test_full_slots_are_waited_for() -> None:
     full = view(running=64, context_tokens=6400)
     one = expect(full)
