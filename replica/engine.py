@@ -191,8 +191,7 @@ class Engine:
         return load_report(
             self.roster,
             progress=self._progress,
-            coefficients=self.step_time.coefficients,
-            spread=self.step_time.spread,
+            step_time=self.step_time,
             current=None if self._current is None else self._current[0],
             draining=draining,
             block_bytes=self._kv_block_bytes,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from replica.contract.messages import LoadReport, StepTimeCoefficients
+from replica.contract.messages import LoadReport
 from replica.plan import Plan, Shape
 from replica.roster import Roster
+from replica.step_time_fit import StepTimeFit
 
 
 def load_report(
     roster: Roster,
     *,
     progress: int,
-    coefficients: StepTimeCoefficients,
-    spread: float,
+    step_time: StepTimeFit,
     current: Plan | None,
     draining: bool,
     block_bytes: int,
@@ -39,10 +39,12 @@ def load_report(
         context_tokens=context,
         free_blocks=pool.available - pool.cached,
         evictable_blocks=pool.cached,
-        step_time=coefficients,
-        predicted_step_s=shape.predict_s(coefficients),
+        step_time=step_time.coefficients,
+        predicted_step_s=shape.predict_s(step_time.coefficients),
         draining=draining,
         preemptions=roster.preemptions,
         kv_bytes_used=pool.referenced * block_bytes,
-        step_spread=spread,
+        step_spread=step_time.spread,
+        busy_s=step_time.busy_s,
+        foreseen_s=step_time.foreseen_s,
     )

@@ -44,6 +44,8 @@ class StepTimeFit:
         self._typical = typical
         self._current = prior
         self.observed = 0  # steps learned from
+        self.busy_s = 0.0  # that they took
+        self.foreseen_s = 0.0  # that they were predicted to take
 
     @property
     def coefficients(self) -> StepTimeCoefficients:
@@ -78,6 +80,8 @@ class StepTimeFit:
         target = predicted * (1.0 + residual)
         self._absorb(x, target, _weight(predicted, duration_s))
         self.observed += 1
+        self.busy_s += duration_s
+        self.foreseen_s += predicted
 
     def _absorb(self, x: tuple[float, ...], target: float, weight: float) -> None:
         """One step into the sums, then coordinate descent. Written out: it runs in every step."""

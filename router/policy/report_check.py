@@ -59,8 +59,8 @@ def load_fault(load: LoadReport, limits: EngineLimits, before: LoadReport | None
     times = (k.a, k.b, k.c, k.d, k.e, load.predicted_step_s)
     if not all(math.isfinite(one) and 0 <= one <= STEP_S_MAX for one in times):
         return "step_time"
-    if not 0 <= load.step_spread <= 1:  # NaN is not
-        return "step_spread"
+    if not (0 <= load.step_spread <= 1 and 0 <= load.busy_s < math.inf and 0 <= load.foreseen_s < math.inf):  # which NaN never is
+        return "step_time"
     if before is not None and load.progress < before.progress:
         return "progress"
     return None
