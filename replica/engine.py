@@ -78,6 +78,7 @@ class Engine:
         self._intake = Intake(self._limits, policy, model_name, revision, runner.eos_token_ids, mask_of)
         self._departures = Departures(self.roster, self.ledger, self._outbox)
         self._current: tuple[Plan, float] | None = None  # the step that runs, and when it began
+        self._short_tokens = self._limits.max_num_batched_tokens // 2 if policy.batching == "adaptive" else None
         self._expected = False  # the next one has been planned already
         self._always_ahead = bool(config.async_scheduling)
         self._progress = 0
@@ -192,6 +193,7 @@ class Engine:
             self.roster,
             progress=self._progress,
             step_time=self.step_time,
+            short_tokens=self._short_tokens,
             current=None if self._current is None else self._current[0],
             draining=draining,
             block_bytes=self._kv_block_bytes,
