@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.each_once import EachOnce
+from bench.hours import HOURS_MAX
 from bench.usage import usage_errors
 
 if TYPE_CHECKING:
@@ -36,6 +37,15 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE
 TextPrompts = Annotated[bool, typer.Option("--text-prompts", help="For servers that take no token ids.")]
 NoIds = Annotated[bool, typer.Option("--no-ids", help="Do not ask for token ids in the answer.")]
 TimeoutS = Annotated[float, typer.Option(help="Of one request.")]
+MaxHours = Annotated[float, typer.Option(help="What takes longer by its arrivals alone is refused.")]
+LengthScale = Annotated[float, typer.Option(help="Of a trace's lengths.")]
+ContextTokens = Annotated[int, typer.Option(help="Longer requests of a trace are cut to it.")]
+Wanted = Annotated[float | None, typer.Option(help="Accepted responses per second that are wanted; else each is judged at its knee.")]
+Read = Annotated[list[Path] | None, typer.Option(metavar="RESULT", help="Weigh finished sweeps instead of running any.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--change", metavar="NAME=VALUE[,…]", help="A configuration beside the baseline; replicas=2 is one too."),
+]
 Restart = Annotated[bool, typer.Option("--restart", help="Throw away what an interrupted sweep has finished.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the results; bench/results unless given.")]
 ResultPath = Annotated[Path, typer.Argument(metavar="RESULT", help="A result file (JSON).")]
@@ -54,6 +64,8 @@ def sweep(
     requests: Requests = None,
     repeats: Repeats = 1,
     seed: Seed = 0,
+    length_scale: LengthScale = 1.0,
+    context_tokens: ContextTokens = 8192,
     refinements: Refinements = 3,
     burst: Burst = True,
     price_per_hour: Price = None,
@@ -65,6 +77,7 @@ def sweep(
     text_prompts: TextPrompts = False,
     no_ids: NoIds = False,
     timeout_s: TimeoutS = 600.0,
+    max_hours: MaxHours = HOURS_MAX,
     restart: Restart = False,
     out: Out = None,
 ) -> None:
@@ -75,12 +88,14 @@ def sweep(
     from bench.sweep.carry_out import begin
     from bench.sweep.plan import SweepOptions, plan_sweep
     from bench.sweep_command import sweep as run
+    from bench.traces import Fit
 
     with usage_errors():
         server = _server(url, model, api_key, replicas, settings, (text_prompts, no_ids, timeout_s))
         options = SweepOptions(
-            workload, parse_slo(slo), server, rates, requests, repeats, seed, refinements, burst, price_per_hour, folder=out or RESULTS
-        )
+            workload, parse_slo(slo), server, rates, requests, repeats, seed, refinements, burst, price_per_hour,
+            folder=out or RESULTS, max_hours=max_hours, fit=Fit(length_scale, context_tokens),
+        )  # fmt: skip
         plan = plan_sweep(options)
         check_folder(options.folder)
         state = begin(plan, restart=restart)
@@ -91,19 +106,16 @@ def choose(
     context: typer.Context,
     *,
     slo: SloText = SLO_DEFAULT,
-    load: Annotated[
-        float | None, typer.Option(help="Accepted responses per second that are wanted; else each is judged at its knee.")
-    ] = None,
-    read: Annotated[list[Path] | None, typer.Option(metavar="RESULT", help="Weigh finished sweeps instead of running any.")] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--change", metavar="NAME=VALUE[,…]", help="A configuration beside the baseline; replicas=2 is one too."),
-    ] = None,
+    load: Wanted = None,
+    read: Read = None,
+    changes: Changes = None,
     workload: WorkloadName = "chat",
     rates: Rates = "auto",
     requests: Requests = None,
     repeats: Repeats = 1,
     seed: Seed = 0,
+    length_scale: LengthScale = 1.0,
+    context_tokens: ContextTokens = 8192,
     refinements: Refinements = 2,
     price_per_hour: Price = None,
     replicas: Replicas = None,
@@ -111,7 +123,10 @@ def choose(
     url: Url = None,
     model: Model = None,
     api_key: ApiKey = "",
+    text_prompts: TextPrompts = False,
+    no_ids: NoIds = False,
     timeout_s: TimeoutS = 600.0,
+    max_hours: MaxHours = HOURS_MAX,
     restart: Restart = False,
     out: Out = None,
 ) -> None:
@@ -119,10 +134,11 @@ def choose(
     from bench import choose_command
     from bench.analysis.choice import Demand
     from bench.analysis.slo_text import parse_slo
+    from bench.console import new_console
     from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.sweep.plan import SweepOptions
-    from bench.sweep_command import new_console
+    from bench.traces import Fit
 
     with usage_errors():
         targets = parse_slo(slo)
@@ -135,10 +151,11 @@ def choose(
                 raise ValueError(f"finished sweeps are read, or configurations swept: {', '.join(unread)} says nothing with --read")
             asked = targets if "slo" in given else None
             raise typer.Exit(choose_command.choose_from_files(read, demand, new_console(), priced=priced, asked=asked))
-        server = _server(url, model, api_key, replicas, settings, (False, False, timeout_s))
+        server = _server(url, model, api_key, replicas, settings, (text_prompts, no_ids, timeout_s))
         base = SweepOptions(
-            workload, targets, server, rates, requests, repeats, seed, refinements, True, price_per_hour, folder=out or RESULTS
-        )
+            workload, targets, server, rates, requests, repeats, seed, refinements, True, price_per_hour,
+            folder=out or RESULTS, max_hours=max_hours, fit=Fit(length_scale, context_tokens),
+        )  # fmt: skip
         plans = choose_command.plans_of(base, changes or ())
         check_folder(base.folder)
         states = choose_command.begin_all(plans, restart=restart)
@@ -157,20 +174,22 @@ def ladder(
     replicas: Replicas = None,
     settings: Settings = None,
     timeout_s: TimeoutS = 1800.0,
+    max_hours: MaxHours = HOURS_MAX,
     out: Out = None,
 ) -> None:
     """Static batching, iteration-level FCFS, + chunked prefill, + prefix caching, + our scheduler: the gain of each step."""
     from bench import ladder_command
     from bench.analysis.slo_text import parse_slo
+    from bench.console import new_console
     from bench.load import Load
     from bench.out_folder import check_folder
     from bench.result import RESULTS
-    from bench.sweep_command import new_console
 
     with usage_errors():
         server = _server(None, None, "", replicas, settings, (False, False, timeout_s))
         offered = Load(streams=streams if streams is not None or rate is not None else 16, rate_per_s=rate)
-        options = ladder_command.LadderOptions(workload, parse_slo(slo), offered, server, requests, repeats, seed, out or RESULTS)
+        folder = out or RESULTS
+        options = ladder_command.LadderOptions(workload, parse_slo(slo), offered, server, requests, repeats, seed, folder, max_hours)
         plan = ladder_command.plan_ladder(options)
         check_folder(options.folder)
     raise typer.Exit(ladder_command.ladder(plan, new_console()))
@@ -178,8 +197,8 @@ def ladder(
 
 def explain(result: ResultPath) -> None:
     """Name what held each measured load back, with the evidence."""
+    from bench.console import new_console
     from bench.explain_command import explain as run
-    from bench.sweep_command import new_console
 
     with usage_errors():
         raise typer.Exit(run(result, new_console()))
@@ -193,7 +212,7 @@ def compare(
 ) -> None:
     """For each figure, whether the difference of two results exceeds the spread of their runs."""
     from bench.compare_command import compare_results
-    from bench.sweep_command import new_console
+    from bench.console import new_console
 
     with usage_errors():
         names = [name.strip() for name in metrics.split(",") if name.strip()]
@@ -202,9 +221,10 @@ def compare(
 
 def report(result: ResultPath) -> None:
     """Plots of a result (PNG, SVG) and one self-contained HTML report, beside it."""
+    from bench.console import new_console
     from bench.report_command import can_draw
     from bench.report_command import report as run
-    from bench.sweep_command import new_console, tell_paths
+    from bench.sweep_command import tell_paths
 
     console = new_console()
     with usage_errors():

@@ -75,14 +75,18 @@ class Expectation:
 
 
 class AnswerReader:
-    """The sink of one request. `done` is called once, when the record is complete."""
+    """The sink of one request. `done` is called once, when the record is complete; `closing` at [DONE], when only the end may come."""
 
-    def __init__(self, record: RequestRecord, expect: Expectation, done: Callable[[], None]) -> None:
+    def __init__(
+        self, record: RequestRecord, expect: Expectation, done: Callable[[], None], closing: Callable[[], None] = lambda: None
+    ) -> None:
         self.record = record
         self._expect = expect
         record.counts.text_tokens = expect.text_tokens
         self._done = done
+        self._closing = closing
         self._buffer = bytearray()
+        self._received_bytes = 0
         self._stream = False
         self._saw_done = False
         self._saw_ids = False
@@ -111,9 +115,7 @@ class AnswerReader:
             return
         self._buffer += data
         if not self._stream:
-            kept = ERROR_BODY_MAX_BYTES if (self.record.status or 0) >= 300 else EVENT_MAX_BYTES
-            if len(self._buffer) > kept:
-                del self._buffer[kept:]
+            self._bound_whole(len(data), now_s)
             return
         if b"\r" in self._buffer:
             self._buffer = self._buffer.replace(b"\r\n", b"\n")
@@ -123,7 +125,7 @@ class AnswerReader:
             self._event(event, now_s)
         if len(self._buffer) > EVENT_MAX_BYTES:
             self._problem("event too large")
-            self._buffer.clear()
+            self.finish(Outcome.WRONG, now_s)
 
     def ended(self, now_s: float) -> None:
         if self._over:
@@ -151,6 +153,13 @@ class AnswerReader:
         self._problem(reason)
         self.finish(Outcome.ERROR, now_s)
 
+    def overdue(self, now_s: float) -> bool:
+        """The client waits no longer. True when nothing but the end was missing: the answer is then wrong, and over."""
+        if self._saw_done and not self._over:
+            self._problem("no end after [DONE]")
+            self.finish(Outcome.WRONG, now_s)
+        return self._over
+
     def finish(self, outcome: Outcome, now_s: float) -> None:
         """The one door out; the first to come through it decides."""
         if self._over:
@@ -163,6 +172,18 @@ class AnswerReader:
 
     # --- reading ---
 
+    def _bound_whole(self, size: int, now_s: float) -> None:
+        """Of an answer that is no stream: a refusal's beginning is kept, and what never ends is not waited for."""
+        refused = (self.record.status or 0) >= 300
+        kept = ERROR_BODY_MAX_BYTES if refused else EVENT_MAX_BYTES
+        del self._buffer[kept:]
+        self._received_bytes += size
+        if self._received_bytes > EVENT_MAX_BYTES:
+            self._problem("answer too large")
+            if refused:
+                self.record.refusal.body = bytes(self._buffer)
+            self.finish(Outcome.ERROR if refused else Outcome.WRONG, now_s)
+
     def _event(self, event: bytes, now_s: float) -> None:
         if event.startswith(b"data: ") and b"\n" not in event:
             payload = event[6:]
@@ -173,8 +194,10 @@ class AnswerReader:
             payload = b"\n".join(lines)
         if self._saw_done:
             self._problem("data after [DONE]")
+            self.finish(Outcome.WRONG, now_s)
         elif payload == b"[DONE]":
             self._saw_done = True
+            self._closing()
         else:
             self._chunk(payload, now_s)
 

@@ -31,6 +31,16 @@ def evenly(rate_per_s: float, count: int) -> tuple[float, ...]:
     return tuple(i / rate_per_s for i in range(count))
 
 
+def check_arrivals(workload: Workload, load: Load) -> None:
+    """Raises ValueError for requests that no rate can be given to: the workload's own pattern has no length to be stretched."""
+    own = load.rate_per_s is not None and load.arrivals is Arrivals.WORKLOAD
+    if own and workload.rate_per_s is None and len(workload) > 1:
+        raise ValueError(
+            f"the requests of {workload.name} are all due at once: their times cannot be stretched to a rate;"
+            " `run --arrivals poisson` (or gamma, even) draws others"
+        )
+
+
 def due_times(workload: Workload, load: Load) -> tuple[float, ...]:
     """When each call of the workload is due under an open load. The workload's own pattern keeps its shape at every rate."""
     assert load.streams is None, "a closed loop has no times"
@@ -43,3 +53,8 @@ def due_times(workload: Workload, load: Load) -> tuple[float, ...]:
     if load.rate_per_s is not None and workload.rate_per_s is not None:
         stretch = workload.rate_per_s / load.rate_per_s
     return tuple(call.due_s * stretch for call in workload)
+
+
+def arrivals_s(workload: Workload, load: Load) -> float:
+    """Until the last request is due. 0 in a closed loop, which goes at the server's pace."""
+    return 0.0 if load.streams is not None or not len(workload) else due_times(workload, load)[-1]

@@ -17,7 +17,7 @@ from bench.analysis.choice import Candidate, Choice, Demand, Verdict, choose
 from bench.measurement import Measured
 from bench.point import Point
 from bench.report.page import Grid, markdown
-from bench.report_command import report
+from bench.report_command import report_too
 from bench.request_log import RequestRow
 from bench.result import Result, load_requests, load_result
 from bench.server import setting_of
@@ -33,7 +33,7 @@ MARKS = {True: "yes", False: "NO", None: "?"}
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The decision with what it was taken from."""
+    """The decision with what it was taken from. `answers` are of the winner, else of who brought the most within the SLO."""
 
     choice: Choice
     demand: Demand
@@ -69,9 +69,9 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
     done: list[Swept] = []
     for plan, state in zip(plans, states, strict=True):
         try:
-            done.append(carry_out(plan, state, lambda line: console.print(line, markup=False)))
+            done.append(carry_out(plan, state, console.print))
         except (StackError, ValueError) as error:
-            console.print(f"{plan.options.label} drops out: {error}", style="red", markup=False)
+            console.print(f"{plan.options.label} drops out: {error}", style="red")
     points = [point for each in done for point in each.points]
     if not points:
         return 1
@@ -88,12 +88,14 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
     paths = run_command.write(outcome, measured, plans[0].options.folder)
     for each in done:
         each.state.discard()
-    tell_paths(console, [*paths, *report(paths[0], console)])
+    tell_paths(console, [*paths, *report_too(paths[0], console)])
     return 0 if chosen.choice.winner else 1
 
 
 def choose_from_files(sources: Sequence[Path], demand: Demand, console: Console, *, priced: bool, asked: Slo | None = None) -> int:
     """Read sweeps instead of running them. Raises ValueError for what cannot be weighed, or was judged by another SLO than `asked`."""
+    if len({source.resolve() for source in sources}) < len(sources):
+        raise ValueError("a sweep is given twice")
     points: list[Point] = []
     rows: list[RequestRow] = []
     for source in sources:
@@ -109,8 +111,12 @@ def choose_from_files(sources: Sequence[Path], demand: Demand, console: Console,
 
 def decide(candidates: Sequence[Candidate], demand: Demand, context_tokens: int | None, *, priced: bool) -> Chosen:
     choice = choose(candidates, demand)
-    answers = checklist(choice.winner, demand.slo, context_tokens) if choice.winner else ()
-    return Chosen(choice, demand, answers, priced)
+    return Chosen(choice, demand, checklist(asked_of(choice), demand.slo, context_tokens), priced)
+
+
+def asked_of(choice: Choice) -> Verdict:
+    """Whom the four questions are put to."""
+    return choice.winner or max((verdict for verdict, _ in choice.others), key=lambda verdict: verdict.knee.peak_goodput_per_s or 0.0)
 
 
 def show(chosen: Chosen, console: Console) -> None:
@@ -122,16 +128,16 @@ def show(chosen: Chosen, console: Console) -> None:
         table.add_row(*row[:-1])
     console.print(table)
     for verdict, why in chosen.choice.others:
-        console.print(f"{verdict.candidate.name} lost: {why}", markup=False, soft_wrap=True)
-    console.print(headline(chosen), style="bold", markup=False)
+        console.print(f"{verdict.candidate.name} lost: {why}", soft_wrap=True)
+    console.print(headline(chosen), style="bold")
     for answer in chosen.answers:
-        console.print(f"{MARKS[answer.good]:>3}  {answer.question} {answer.answer}", markup=False)
+        console.print(f"{MARKS[answer.good]:>3}  {answer.question} {answer.answer}")
 
 
 def headline(chosen: Chosen) -> str:
     winner = chosen.choice.winner
     if winner is None:
-        return "no configuration keeps the SLO at this load"
+        return f"no configuration keeps the SLO at this load; {asked_of(chosen.choice).candidate.name} brought the most within it"
     alone = "; nothing else was tried" if not chosen.choice.others else ""
     return f"choose {winner.candidate.name}{alone}"
 

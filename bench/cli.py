@@ -28,7 +28,7 @@ def ends() -> None:
     end_on_sigterm()
 
 
-@app.command()
+@app.command(cls=EachOnce)
 def workloads(seed: Annotated[int, typer.Option(help="Of lengths and arrivals.")] = 0) -> None:
     """List the workloads."""
     from bench.workloads import names, workload
@@ -38,7 +38,7 @@ def workloads(seed: Annotated[int, typer.Option(help="Of lengths and arrivals.")
         typer.echo(f"{name:6} {found.description}; {len(found)} requests, hash {found.hash()}")
 
 
-@app.command()
+@app.command(cls=EachOnce)
 def metrics() -> None:
     """List the figures of a scorecard."""
     from bench.scorecard import FIGURES
@@ -47,7 +47,7 @@ def metrics() -> None:
         typer.echo(f"{figure.name:24} {figure.title}{', ' + figure.unit if figure.unit else ''}")
 
 
-@app.command()
+@app.command(cls=EachOnce)
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="jsonl of requests: messages or prompt, timestamp, output length.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The trace: times, lengths, structure of prefixes; no text.")],

@@ -25,10 +25,10 @@ def compare_results(a: Path, b: Path, metrics: Sequence[str], console: Console, 
     for pair in pairs:
         console.print(table_of(pair, a.name, b.name))
         for note in pair.notes:
-            console.print(f"note: {note}", style="yellow", markup=False)
+            console.print(f"note: {note}", style="yellow")
     if any(row.says is Says.CANNOT_TELL for pair in pairs for row in pair.rows):
-        console.print("cannot tell: one run has no spread; measure each side with --repeats 3 or more", markup=False)
-    console.print(METHOD, markup=False)
+        console.print("cannot tell: one run has no spread; measure each side with --repeats 3 or more")
+    console.print(METHOD)
     return 0
 
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 
-from bench.traces import Line, numbered_lines
+from bench.traces import LENGTH_MAX, Line, numbered_lines
 
 BLOCK_TOKENS = 16
+LATEST_S = 1e11  # of times since 1970
 CHARACTERS_OF_A_TOKEN = 4  # where the log does not say how many tokens a prompt had
 
 
@@ -119,14 +120,22 @@ def _time_s(entry: Mapping[str, Any]) -> float:
     for name in ("timestamp", "time", "created", "created_at"):
         value = entry.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value) / (1e3 if value > 1e11 else 1.0)  # milliseconds since 1970 from 1973 on
+            return _seconds(name, value)
         if isinstance(value, str):
             try:
                 at = datetime.datetime.fromisoformat(value)
             except ValueError:
                 raise ValueError(f"`{name}` is no time in ISO 8601") from None
             return at.replace(tzinfo=at.tzinfo or datetime.UTC).timestamp()
-    raise ValueError("no time: `timestamp`, in seconds or ISO 8601")
+    raise ValueError("no time: `timestamp`, a number or ISO 8601")
+
+
+def _seconds(name: str, value: int | float) -> float:
+    """Of a number since 1970 in seconds, milli-, micro- or nanoseconds: from 1973 until 5138 its size says in which."""
+    for per_s in (1.0, 1e3, 1e6, 1e9):
+        if abs(value) <= LATEST_S * per_s:
+            return value / per_s
+    raise ValueError(f"`{name}` is no time: it lies beyond the year 5138 even in nanoseconds")
 
 
 def _first(entry: Mapping[str, Any], usage: Mapping[str, Any], *names: str) -> Any:
@@ -136,6 +145,6 @@ def _first(entry: Mapping[str, Any], usage: Mapping[str, Any], *names: str) -> A
 def _count(value: Any) -> int | None:
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError("a length is a whole number from 0")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LENGTH_MAX:
+        raise ValueError(f"a length is a whole number from 0 to {LENGTH_MAX}")
     return value

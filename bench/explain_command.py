@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.analysis.at_load import name_of
-from bench.report.evidence_text import findings_of, lines_of
+from bench.report.evidence_text import lines_of
 from bench.result import load_requests, load_result
 
 
@@ -18,7 +18,7 @@ def explain(source: Path, console: Console) -> int:
         raise ValueError(f"{source.name} holds no measured points: there is nothing to explain")
     rows = load_requests(source)
     for i, point in enumerate(result.points):
-        console.print(f"{point.workload.name}: {name_of(point, result.points)}", style="bold", markup=False)
-        for line in lines_of(findings_of(result, i, rows)):
-            console.print(f"  {line}", markup=False)
+        console.print(f"{point.workload.name}: {name_of(point, result.points)}", style="bold")
+        for line in lines_of(result, i, rows):
+            console.print(f"  {line}")
     return 0

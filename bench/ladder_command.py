@@ -15,11 +15,13 @@ from bench import run_command
 from bench.analysis.comparison import Says, says
 from bench.analysis.interval import difference
 from bench.analysis.number import plain
+from bench.arrivals import arrivals_s, check_arrivals
+from bench.hours import HOURS_MAX, check_hours
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
 from bench.point import Point
 from bench.report.page import Grid, markdown
-from bench.report_command import report
+from bench.report_command import report_too
 from bench.result import RESULTS, Result
 from bench.scorecard import Figure, figure
 from bench.server import ServerOptions, check, open_server
@@ -62,6 +64,7 @@ class LadderOptions:
     repeats: int = 1
     seed: int = 0
     folder: Path = RESULTS
+    max_hours: float = HOURS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ def plan_ladder(options: LadderOptions) -> LadderPlan:
     if options.repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {options.repeats}")
     works = workload(options.workload, options.seed, options.requests)
+    check_arrivals(works, options.load)
+    check_hours(len(LADDER) * options.repeats * arrivals_s(works, options.load), options.max_hours)
     steps = tuple((name, replace(options.server, settings={**PATIENT, **options.server.settings, **settings})) for name, settings in LADDER)
     for _, server in steps:
         check(server)
@@ -93,18 +98,18 @@ def ladder(plan: LadderPlan, console: Console) -> int:
     options = plan.options
     try:
         for i, (name, server_options) in enumerate(plan.steps):
-            console.print(f"step {i + 1} of {len(plan.steps)}, {name}: starting a stack …", markup=False)
+            console.print(f"step {i + 1} of {len(plan.steps)}, {name}: starting a stack …")
             with open_server(server_options) as server:
                 asked = Question(plan.workload, options.load, options.slo, options.repeats, salt=plan.salt, label=name)
-                measured.append(measure(server, asked, index=i, tell=lambda line: console.print(line, markup=False)))
+                measured.append(measure(server, asked, index=i, tell=console.print))
     except StackError as error:
         failed = True
-        console.print(str(error), style="red", markup=False)
+        console.print(str(error), style="red")
     except (KeyboardInterrupt, SystemExit) as error:
         if not measured:
             raise
         ended = error
-        console.print(f"interrupted: {len(measured)} of {len(plan.steps)} steps are finished, and kept", style="red", markup=False)
+        console.print(f"interrupted: {len(measured)} of {len(plan.steps)} steps are finished, and kept", style="red")
     if not measured:
         return 1
     points = [each.point for each in measured]
@@ -116,7 +121,7 @@ def ladder(plan: LadderPlan, console: Console) -> int:
     paths = list(run_command.write(outcome, measured, options.folder))
     table = paths[0].with_name(f"{paths[0].stem}-gains.md")
     table.write_text(text)
-    paths += [table, *draw(points, paths[0]), *report(paths[0], console)]
+    paths += [table, *draw(points, paths[0]), *report_too(paths[0], console)]
     tell_paths(console, paths)
     if ended is not None:
         raise ended
@@ -163,7 +168,7 @@ def show(grid: Grid, console: Console) -> None:
     for row in grid.rows:
         table.add_row(*row)
     console.print(table)
-    console.print(LEGEND, markup=False)
+    console.print(LEGEND)
 
 
 def draw(points: Sequence[Point], beside: Path) -> Sequence[Path]:

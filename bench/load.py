@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+BURST_RATE_PER_S = 10_000.0  # what is offered at this rate or above is due all at once
+
 
 class Arrivals(enum.StrEnum):
     WORKLOAD = "workload"  # the workload's own times, stretched or squeezed to the rate
@@ -46,4 +48,6 @@ class Load:
             return f"closed loop, {self.streams} stream{'s' * (self.streams > 1)}"
         if self.rate_per_s is None:
             return "the workload's own times" + (f", {self.speed:g} times as fast" if self.speed != 1 else "")
+        if self.rate_per_s >= BURST_RATE_PER_S:
+            return "burst"
         return f"{self.rate_per_s:g} req/s" + ("" if self.arrivals is Arrivals.WORKLOAD else f", {self.arrivals}")

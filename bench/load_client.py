@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -19,6 +20,7 @@ from bench.record import Outcome, RequestRecord
 
 RETRIES_MAX = 16  # after refusals, of one request
 CLOSED_BEFORE_S = 0.1  # an idle connection that the server had closed ends so soon after it is written to: a round trip
+END_S = 5.0  # from [DONE] to the end of the answer
 TIMER_SLACK_S = 0.01  # a timer may fire early by the loop's granularity
 
 
@@ -85,10 +87,11 @@ class LoadClient:
         fresh = call.new_connection or not self._reuse
         for _ in range(2):
             over = asyncio.Event()
-            reader = AnswerReader(record, call.expect, over.set)
+            limit = asyncio.timeout(self._patience_s(call, record))
+            reader = AnswerReader(record, call.expect, over.set, partial(_end_soon, limit))
             connection: Connection | None = None
             try:
-                async with asyncio.timeout(self._patience_s(call, record)):
+                async with limit:
                     connection = await self._pool.take(fresh=fresh)
                     started_s = time.perf_counter()
                     if record.sent_s is None:
@@ -100,7 +103,8 @@ class LoadClient:
                     connection.abort()
                 now_s = time.perf_counter()
                 left = call.cancel_after_s is not None and now_s - record.scheduled_s >= call.cancel_after_s - TIMER_SLACK_S
-                reader.finish(Outcome.CANCELLED if left else Outcome.TIMEOUT, now_s)
+                if left or not reader.overdue(now_s):
+                    reader.finish(Outcome.CANCELLED if left else Outcome.TIMEOUT, now_s)
                 return
             except OSError as error:
                 reader.broken(f"cannot connect: {_why(error)}", time.perf_counter())
@@ -141,6 +145,13 @@ class LoadClient:
             lines.append(f"Authorization: Bearer {target.api_key}")
         lines.extend(f"{name}: {value}" for name, value in call.headers)
         return ("\r\n".join(lines) + "\r\n\r\n").encode() + call.body
+
+
+def _end_soon(limit: asyncio.Timeout) -> None:
+    """Once an answer says that it is over, its end is waited for no longer than this."""
+    due_s, when_s = asyncio.get_running_loop().time() + END_S, limit.when()
+    if not limit.expired() and (when_s is None or due_s < when_s):
+        limit.reschedule(due_s)
 
 
 def _why(error: OSError) -> str:

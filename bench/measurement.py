@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import math
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from bench import processes
-from bench.arrivals import due_times
+from bench.arrivals import arrivals_s, due_times
 from bench.connection import Target
-from bench.load import Load
+from bench.load import BURST_RATE_PER_S, Load
 from bench.load_client import Call, LoadClient, closed_loop, open_loop
 from bench.point import Point, Repeat, spread_of
 from bench.prompt_style import call_of
@@ -48,6 +49,12 @@ class Question:
     salt: str = ""
     label: str = "baseline"
 
+    @property
+    def offered(self) -> str:
+        """In words."""
+        at_once = self.load.streams is None and arrivals_s(self.workload, self.load) * BURST_RATE_PER_S <= len(self.workload) - 1
+        return f"burst of {len(self.workload)}" if at_once and len(self.workload) > 1 else self.load.description
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -71,7 +78,7 @@ def measure(server: Server, asked: Question, *, index: int = 0, tell: Callable[[
         repeats.append(Repeat(started.isoformat(timespec="seconds"), card, run.timeline))
         rows += [row_of(record, point=index, repeat=i, start_s=run.start_s, accepted=asked.slo.kept_by(record)) for record in run.records]
         done = f"{card.goodput.accepted} of {card.summary.requests} accepted"
-        tell(f"{asked.label}, {asked.workload.name}, {asked.load.description}, run {i + 1} of {asked.repeats}: {done}")
+        tell(f"{asked.label}, {asked.workload.name}, {asked.offered}, run {i + 1} of {asked.repeats}: {done}")
     spread = spread_of([repeat.scorecard for repeat in repeats])
     point = Point(asked.label, asked.workload.facts, asked.load, asked.slo, server.served, tuple(repeats), spread)
     return Measured(point, tuple(rows))
@@ -136,8 +143,10 @@ def _run(server: Server, asked: Question, warm_up: Sequence[Call], calls: Sequen
         samples = sampler.stop()
     client_cores = round((time.process_time() - cpu_s) / wall_s, 3)
     busy_s = sum(processes.usage(family).since(cpu_before).values())
-    side, timeline = look_back(samples, start_s, round(busy_s / wall_s, 3) if family else None)
-    return Run(tuple(records), min((record.scheduled_s for record in records), default=start_s), side, timeline, client_cores)
+    first_s = min((record.scheduled_s for record in records), default=start_s)
+    last_s = max((record.end_s for record in records if record.end_s is not None), default=start_s)
+    side, timeline = look_back(samples, first_s, last_s, round(busy_s / wall_s, 3) if family else None)
+    return Run(tuple(records), first_s, side, timeline, client_cores)
 
 
 def metrics_url(server: Server) -> str | None:
@@ -174,12 +183,12 @@ def _queue_kept(slo: Slo, queue_ms: Spread) -> bool | None:
     return None if slo.queue_ms is None or queue_ms.p95 is None else queue_ms.p95 <= slo.queue_ms
 
 
-def _offered_per_s(run: Run, load: Load) -> float:
-    """Open loop: requests over the time in which they were due. Closed: over the whole run."""
+def _offered_per_s(run: Run, load: Load) -> float | None:
+    """Open loop: requests over the time in which they were due; of a burst there is none. Closed: over the whole run."""
     if not run.records:
         return 0.0
-    if load.streams is None:
+    if load.streams is None and len(run.records) > 1:
         span_s = max(record.scheduled_s for record in run.records) - run.start_s
-        if span_s > 0:
-            return round((len(run.records) - 1) / span_s, 3)
+        rate = (len(run.records) - 1) / span_s if span_s > 0 else math.inf
+        return round(rate, 3) if rate < BURST_RATE_PER_S else None
     return round(len(run.records) / summarize(run.records).duration_s, 3)

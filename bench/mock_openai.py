@@ -41,6 +41,8 @@ class Fault(enum.StrEnum):
     ONLY_COMMENTS = "only_comments"
     NO_TOKENS = "no_tokens"
     CACHED_TOO_HIGH = "cached_too_high"
+    GOES_ON = "goes_on"  # events without end after [DONE]
+    STAYS_OPEN = "stays_open"  # [DONE], and no end of the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +175,18 @@ class MockServer:
             writer.write(_chunk(_event(name, f" t{i}", ids, finish, chat)))
         for line in self._endings(name, body, count, chat):
             writer.write(_chunk(line))
+        if self.fault in (Fault.GOES_ON, Fault.STAYS_OPEN):
+            await self._never_end(name, chat, writer)
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+    async def _never_end(self, name: str, chat: bool, writer: asyncio.StreamWriter) -> None:
+        while not writer.is_closing():
+            writer.write(_chunk(_event(name, " more", None, None, chat) if self.fault is Fault.GOES_ON else b": still here\n\n"))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        raise ConnectionResetError
 
     def _token_id(self, position: int) -> int:
         return int(time.perf_counter() * 1e6) % STAMP_RANGE_US if self.pace.stamp else 1000 + position

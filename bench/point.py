@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from bench.load import Load
+from bench.load import BURST_RATE_PER_S, Load
 from bench.scorecard import FIGURES, Scorecard, figure
 from bench.slo import Slo
 from bench.timeline import Timeline
@@ -54,6 +54,19 @@ class Point:
     served: Served
     repeats: tuple[Repeat, ...]
     spread: dict[str, FigureSpread] = field(default_factory=dict)  # by figure; one that no run has is absent
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether all its requests were due at once."""
+        if self.load.streams is not None:
+            return False
+        rate = self.figure("offered_per_s") if self.load.rate_per_s is None else self.load.rate_per_s
+        return rate is None or rate >= BURST_RATE_PER_S
+
+    @property
+    def offered(self) -> str:
+        """How it was loaded, in words."""
+        return f"burst of {self.workload.requests}" if self.is_burst else self.load.description
 
     def figure(self, name: str) -> float | None:
         """The median over the runs. Raises ValueError with the list for an unknown name."""

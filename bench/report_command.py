@@ -16,10 +16,25 @@ def can_draw() -> bool:
 
 
 def report(source: Path, console: Console) -> Sequence[Path]:
-    """The paths written beside `source`; none, and a line that says so, without matplotlib. Raises ValueError for no result."""
+    """The paths written beside `source`; none, and a line that says so, without matplotlib.
+
+    Raises ValueError for no result, and where nothing can be written.
+    """
     if not can_draw():
-        console.print(MISSING, markup=False)
+        console.print(MISSING)
         return ()
     from bench.report.document import write_report
 
-    return write_report(source)
+    try:
+        return write_report(source)
+    except OSError as error:
+        raise ValueError(f"no report can be written to {source.parent}: {error.strerror or error}") from error
+
+
+def report_too(source: Path, console: Console) -> Sequence[Path]:
+    """After a measurement that is written already: where its report cannot be, that is said, and nothing is lost."""
+    try:
+        return report(source, console)
+    except ValueError as error:
+        console.print(f"no report: {error}", style="red")
+        return ()

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from bench.console import new_console
+from bench.out_folder import writing
 from bench.point import Point
 from bench.request_log import SUFFIX, RequestRow, read_rows, write_rows
 from bench.summary import Summary
@@ -146,11 +148,12 @@ def show(result: Result, folder: Path = RESULTS) -> None:
     for heading in ("metric", "value", "unit", "bound", ""):
         table.add_column(heading, justify="right" if heading == "value" else "left")
     for metric in result.metrics:
-        mark = {None: "", True: "[green]holds", False: "[red]BROKEN"}[metric.holds]
+        mark = {None: Text(), True: Text("holds", "green"), False: Text("BROKEN", "red")}[metric.holds]
         table.add_row(metric.name, "–" if metric.value is None else f"{metric.value:g}", metric.unit, metric.bound, mark)
-    console = Console()
+    console = new_console()
     console.print(table)
-    path = write(result, folder)
+    with writing(folder):
+        path = write(result, folder)
     console.print(f"written to {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}")
 
 

@@ -7,7 +7,24 @@ from typing import Annotated
 
 import typer
 
-from bench.analysis_cli import ApiKey, Model, NoIds, Price, Repeats, Replicas, Requests, Seed, Settings, TextPrompts, TimeoutS, Url
+from bench.analysis_cli import (
+    ApiKey,
+    ContextTokens,
+    LengthScale,
+    MaxHours,
+    Model,
+    NoIds,
+    Price,
+    Repeats,
+    Replicas,
+    Requests,
+    Seed,
+    Settings,
+    TextPrompts,
+    TimeoutS,
+    Url,
+)
+from bench.hours import HOURS_MAX
 from bench.usage import usage_errors
 
 Names = Annotated[
@@ -25,8 +42,6 @@ ArrivalsName = Annotated[str, typer.Option(help="workload (its own pattern), poi
 Burstiness = Annotated[float, typer.Option(help="Shape of gamma arrivals; below 1 they come in bursts.")]
 Speed = Annotated[float, typer.Option(help="The workload's own times, so many times as fast.")]
 DurationS = Annotated[float | None, typer.Option(help="Of arrivals at a rate, instead of a number of requests.")]
-LengthScale = Annotated[float, typer.Option(help="Of a trace's lengths.")]
-ContextTokens = Annotated[int, typer.Option(help="Longer requests of a trace are cut to it.")]
 SloOfAll = Annotated[str, typer.Option("--slo", help="All targets at once, as of `sweep`: ttft_ms=2000,itl_p95_ms=200.")]
 TtftMs = Annotated[float | None, typer.Option(help="A response is accepted when its first token came so soon,")]
 ItlMs = Annotated[float | None, typer.Option(help="95 % of its gaps between tokens were no longer,")]
@@ -80,6 +95,7 @@ def run(
     chat: Chat = False,
     timeout_s: TimeoutS = 600.0,
     salt: Salt = "",
+    max_hours: MaxHours = HOURS_MAX,
     report: Report = False,
     out: Out = None,
 ) -> None:
@@ -106,9 +122,10 @@ def run(
         names = [name for given_names in workloads or ["chat"] for name in given_names.split(",") if name]
         fit = Fit(length_scale, context_tokens)
         tried = [*(changes or ()), *(command.CONTROLS if controls else ())]
+        folder = out or RESULTS
         options = command.RunOptions(
-            names, server, load, slo, seed, requests, duration_s, fit, repeats, price_per_hour, tried, out or RESULTS, salt, report
+            names, server, load, slo, seed, requests, duration_s, fit, repeats, price_per_hour, tried, folder, salt, report, max_hours
         )
         planned = command.plan(options)
-        check_folder(options.folder)
+        check_folder(folder)
     raise typer.Exit(command.run(planned))

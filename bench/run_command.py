@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,9 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import result, scorecard_table
+from bench.arrivals import arrivals_s, check_arrivals
+from bench.console import new_console
+from bench.hours import HOURS_MAX, check_hours, spoken
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
+from bench.out_folder import writing
 from bench.positive import check_positive
+from bench.report_command import report_too
 from bench.request_log import SUFFIX
 from bench.result import Result
 from bench.server import ServerOptions, check, open_server, setting_of
@@ -46,6 +50,7 @@ class RunOptions:
     folder: Path = result.RESULTS
     salt: str = ""
     report: bool = False
+    max_hours: float = HOURS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,12 @@ class Plan:
     servers: tuple[tuple[str, ServerOptions], ...]
     salt: str
 
+    @property
+    def expected_s(self) -> float:
+        """In which the requests of all runs become due."""
+        runs = self.options.repeats * len(self.servers)
+        return runs * sum(arrivals_s(each.workload, each.load) for each in self.asked)
+
 
 def plan(options: RunOptions) -> Plan:
     """Raises ValueError for what cannot be measured, before anything starts."""
@@ -78,19 +89,28 @@ def plan(options: RunOptions) -> Plan:
     if options.changes and options.server.url is not None:
         raise ValueError("a control can be changed only on a stack that is started here: leave --url out")
     check_positive(price_per_hour=options.price_per_hour)
+    if options.duration_s is not None:
+        check_positive(duration=options.duration_s)
+        check_hours(options.duration_s, options.max_hours)
     asked = tuple(asked_of(text, options) for text in options.workloads)
     if options.duration_s is not None and all(each.load.rate_per_s is None for each in asked):
         raise ValueError("a duration is of arrivals at a rate, and none is given: --rate, or NAME@RATE")
     check_names(asked)
-    return Plan(options, asked, tuple(configurations(options.server, options.changes)), options.salt or secrets.token_hex(4))
+    planned = Plan(options, asked, tuple(configurations(options.server, options.changes)), options.salt or secrets.token_hex(4))
+    check_hours(planned.expected_s, options.max_hours)
+    return planned
 
 
 def check_names(asked: Sequence[Asked]) -> None:
-    """Results and tables know a workload by its name: raises ValueError when two different ones have the same."""
+    """Results and tables know a workload by its name and load: raises ValueError for two different ones of one name, or one given twice."""
     sources: dict[str, str] = {}
+    once: set[tuple[str, Load]] = set()
     for each in asked:
         if sources.setdefault(each.workload.name, each.source) != each.source:
             raise ValueError(f"two different workloads are called {each.workload.name!r}: rename one of the files")
+        if (each.workload.name, each.load) in once:
+            raise ValueError(f"{each.workload.name} is given twice at one load ({each.load.description}): --repeats 2 measures it twice")
+        once.add((each.workload.name, each.load))
 
 
 def asked_of(text: str, options: RunOptions) -> Asked:
@@ -106,10 +126,9 @@ def asked_of(text: str, options: RunOptions) -> Asked:
         name, load = text, given
     requests = options.requests
     if options.duration_s is not None and load.rate_per_s is not None:
-        if not 0 < options.duration_s < float("inf"):
-            raise ValueError(f"duration must be positive, got {options.duration_s}")
         requests = max(1, round(load.rate_per_s * options.duration_s))
     works = workload(name, options.seed, requests, options.fit)
+    check_arrivals(works, load)
     meant = replace(load, streams=works.streams) if load.streams is None and load.rate_per_s is None else load
     return Asked(works, meant, name)
 
@@ -119,17 +138,19 @@ def run(planned: Plan) -> int:
 
     So is what was finished when a signal ended the run; its exception then goes on.
     """
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console = new_console()
     measured: list[Measured] = []
     timeless = dict.fromkeys(each.workload.name for each in planned.asked if each.load.rate_per_s is None)
     if planned.options.duration_s is not None and timeless:
-        console.print(f"without a rate no duration is kept, and all requests are sent: {', '.join(timeless)}", markup=False)
+        console.print(f"without a rate no duration is kept, and all requests are sent: {', '.join(timeless)}")
+    if planned.expected_s >= 1:
+        console.print(f"the requests become due over {spoken(planned.expected_s)} in all")
     try:
         failed = _measure_all(planned, measured, console)
     except (KeyboardInterrupt, SystemExit):
         if measured:
             count = len(planned.asked) * len(planned.servers)
-            console.print(f"interrupted: {len(measured)} of {count} measurements are finished, and kept", style="red", highlight=False)
+            console.print(f"interrupted: {len(measured)} of {count} measurements are finished, and kept", style="red")
             _tell(planned, measured, console)
         raise
     if not measured:
@@ -145,39 +166,40 @@ def _tell(planned: Plan, measured: Sequence[Measured], console: Console) -> None
     for name in names:
         console.print(scorecard_table.terminal_table([point for point in points if point.workload.name == name]))
     for line in scorecard_table.problem_lines(points):
-        console.print(line, style="red", highlight=False, markup=False)
+        console.print(line, style="red")
     configuration = {"seed": str(planned.options.seed), "salt": planned.salt}
     outcome = Result("run-" + "-".join(names), configuration, points=tuple(points))
     paths = list(write(outcome, measured, planned.options.folder))
     if planned.options.report:
-        paths += _report(paths[0], console)
+        paths += report_too(paths[0], console)
     for path in paths:
-        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}", highlight=False)
-
-
-def _report(source: Path, console: Console) -> list[Path]:
-    """Pictures and page, where matplotlib is there: without it the figures are still worth having."""
-    try:
-        from bench.report.document import write_report
-    except ImportError as error:
-        console.print(f"no report: {error}", style="red", markup=False)
-        return []
-    return write_report(source)
+        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}")
 
 
 def configurations(base: ServerOptions, changes: Sequence[str]) -> Iterator[tuple[str, ServerOptions]]:
     """(label, options): the baseline, then each change alone. Raises ValueError for a setting that does not exist."""
     check(base)
     yield BASELINE, base
+    once: set[tuple[str, str]] = set()
     for text in changes:
         name, value = setting_of(text)
         changed = replace(base, settings={**base.settings, name: value})
         check(changed)
+        if changed == base:
+            raise ValueError(f"{name}={value} changes nothing: the baseline has it")
+        if (name, value) in once:
+            raise ValueError(f"the change {name}={value} is given twice: --repeats 2 measures it twice")
+        once.add((name, value))
         yield f"{name}={value}", changed
 
 
 def write(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[Path, ...]:
-    """JSON, Markdown, CSV and, where there are any, the requests; their paths."""
+    """JSON, Markdown, CSV and, where there are any, the requests; their paths. Raises SystemExit where they cannot be written."""
+    with writing(folder):
+        return _written(outcome, measured, folder)
+
+
+def _written(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[Path, ...]:
     path = result.write(outcome, folder, [row for each in measured for row in each.rows])
     by_work: dict[str, list[Measured]] = {}
     for each in measured:
@@ -193,17 +215,17 @@ def _measure_all(planned: Plan, measured: list[Measured], console: Console) -> b
     """Appends all that can be measured to `measured`; whether a configuration failed."""
     failed = False
     for label, each in planned.servers:
-        console.print(f"{label}: {'measuring ' + each.url if each.url else 'starting a stack'} …", highlight=False)
+        console.print(f"{label}: {'measuring ' + each.url if each.url else 'starting a stack'} …")
         try:
             with open_server(each) as server:
                 if server.replicas_note and planned.options.price_per_hour is not None:
-                    console.print(server.replicas_note, highlight=False)
+                    console.print(server.replicas_note)
                 for asked in planned.asked:
                     question = _question(planned, asked, label)
                     measured.append(measure(server, question, index=len(measured), tell=console.print))
         except StackError as error:
             failed = True
-            console.print(f"{label} drops out: {error}", style="red", highlight=False, markup=False)
+            console.print(f"{label} drops out: {error}", style="red")
     return failed
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench import http_page, processes
 from bench.processes import Process
 
 FAILURES_MAX = 3  # in a row; then it has no /metrics
+FIRST_PART = 1 / 16  # of the period: the first wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,16 @@ class Sample:
     memory_bytes: int | None
 
 
+def waits_s(period_s: float) -> Iterator[float]:
+    """Between samples: doubling up to the period, so that a run shorter than it is looked at too."""
+    wait_s = FIRST_PART * period_s
+    while True:
+        yield wait_s
+        wait_s = min(period_s, 2 * wait_s)
+
+
 class Sampler:
-    """`start`, `stop`; in between one sample every `period_s`, and one at either end."""
+    """`start`, `stop`; in between one sample every `period_s`, sooner at first, and one at either end."""
 
     def __init__(
         self,
@@ -60,7 +69,9 @@ class Sampler:
         return tuple(self._samples)
 
     def _watch(self) -> None:
-        while not self._over.wait(self._period_s):
+        for wait_s in waits_s(self._period_s):
+            if self._over.wait(wait_s):
+                return
             self._look(memory=time.perf_counter() >= self._memory_due_s)
 
     def _look(self, *, memory: bool) -> None:

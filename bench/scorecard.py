@@ -47,7 +47,7 @@ class Cost:
 class Scorecard:
     """One run of one workload at one load."""
 
-    offered_per_s: float
+    offered_per_s: float | None  # None: all was due at once
     summary: Summary
     goodput: Goodput
     server: ServerSide = field(default_factory=ServerSide)

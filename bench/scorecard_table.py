@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from bench.point import Point
+from bench.report import page
 from bench.scorecard import FIGURES, Figure, figures_of
 
 ABSENT = "–"
@@ -26,10 +27,8 @@ def terminal_table(points: Sequence[Point]) -> Table:
 
 def markdown(points: Sequence[Point]) -> str:
     """The same table, with what was asked above it."""
-    headings = ["", *(heading_of(point, points) for point in points)]
-    lines = [_title(points), "", "| " + " | ".join(headings) + " |", "|---" + "|---:" * len(points) + "|"]
-    lines += ["| " + " | ".join(cells) + " |" for cells in rows_of(points)]
-    return "\n".join(lines) + "\n"
+    headings = ("", *(heading_of(point, points) for point in points))
+    return f"{_title(points)}\n\n{page.markdown(page.Grid(headings, tuple(map(tuple, rows_of(points)))))}"
 
 
 def comma_separated(points: Sequence[Point]) -> str:
@@ -80,7 +79,7 @@ def heading_of(point: Point, points: Sequence[Point]) -> str:
     if len({each.workload.name for each in points}) > 1:
         parts.append(point.workload.name)
     if len({each.load for each in points}) > 1 or len(points) == 1:
-        parts.append(point.load.description)
+        parts.append(point.offered)
     return ", ".join(parts)
 
 

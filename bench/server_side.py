@@ -25,19 +25,24 @@ class _Seen:
     memory_mib: float | None
 
 
-def look_back(samples: Sequence[Sample], start_s: float, cpu_cores: float | None) -> tuple[ServerSide, Timeline]:
-    """Of one run, whose first request was due at `start_s`. What no page says is None."""
+def look_back(samples: Sequence[Sample], start_s: float, end_s: float, cpu_cores: float | None) -> tuple[ServerSide, Timeline]:
+    """Of one run, from when its first request was due to its last answer's end. What no page says is None.
+
+    Counters are told by the pages before and after the run, gauges only by those in between that found the server at work.
+    """
     seen = [_Seen(sample.time_s - start_s, _parsed(sample.page), _mib(sample.memory_bytes)) for sample in samples]
     pages = [each.page for each in seen if each.page is not None]
     gained = pages[-1].since(pages[0]) if len(pages) > 1 else None
-    kv_use = _most(pages, _kv_use)
+    between = [each.page for each in seen if each.page is not None and 0 <= each.time_s <= end_s - start_s]
+    at_work = between if any(map(_busy, between)) else []
+    kv_use = _most(at_work, _kv_use)
     side = ServerSide(
         queue_ms=_queue_ms(gained),
         preemptions=_value(gained, PREEMPTIONS),
         prefix_hit_percent=_hit_percent(gained),
         kv_use_max_percent=None if kv_use is None else round(100 * kv_use, 2),
-        running_max=_most(pages, lambda page: page.values.get(RUNNING)),
-        waiting_max=_most(pages, lambda page: page.values.get(WAITING)),
+        running_max=_most(at_work, lambda page: page.values.get(RUNNING)),
+        waiting_max=_most(at_work, lambda page: page.values.get(WAITING)),
         memory_max_mib=max((each.memory_mib for each in seen if each.memory_mib is not None), default=None),
         cpu_cores=cpu_cores,
     )
@@ -93,6 +98,11 @@ def _hit_percent(gained: MetricsPage | None) -> float | None:
 
 def _kv_use(page: MetricsPage) -> float | None:
     return next((page.values[name] for name in KV_USE if name in page.values), None)
+
+
+def _busy(page: MetricsPage) -> bool:
+    """Whether this reading fell on work: of a run whose every reading fell beside it no high water is known, and none is 0."""
+    return any((page.values.get(RUNNING), page.values.get(WAITING), _kv_use(page)))
 
 
 def _value(page: MetricsPage | None, name: str) -> float | None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from bench import result, run_command, scorecard_table
+from bench.console import new_console
 from bench.measurement import Measured
-from bench.report_command import report
+from bench.report_command import report_too
 from bench.result import Metric, Result
 from bench.stack import StackError
 from bench.sweep.carry_out import Swept, carry_out
 from bench.sweep.plan import SweepPlan
 from bench.sweep.state import SweepState
-
-
-def new_console() -> Console:
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
 
 
 def sweep(plan: SweepPlan, state: SweepState) -> int:
@@ -28,20 +24,20 @@ def sweep(plan: SweepPlan, state: SweepState) -> int:
     if state.points:
         console.print(f"going on with {len(state.points)} finished loads of {state.folder.name}")
     try:
-        done = carry_out(plan, state, lambda line: console.print(line, markup=False))
+        done = carry_out(plan, state, console.print)
     except (StackError, ValueError) as error:
-        console.print(str(error), style="red", markup=False)
+        console.print(str(error), style="red")
         return 1
     points = done.points
     console.print(scorecard_table.terminal_table(points))
     for line in scorecard_table.problem_lines(points):
-        console.print(line, style="red", markup=False)
-    console.print(str(done.knee), style="bold", markup=False)
+        console.print(line, style="red")
+    console.print(str(done.knee), style="bold")
     configuration = {"seed": str(plan.options.seed), "label": plan.options.label}
     outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points, details=texts(done))
     paths = write(outcome, done, plan.options.folder)
     state.discard()
-    tell_paths(console, [*paths, *report(paths[0], console)])
+    tell_paths(console, [*paths, *report_too(paths[0], console)])
     return 0
 
 
@@ -72,4 +68,4 @@ def write(outcome: Result, done: Swept, folder: Path) -> Sequence[Path]:
 
 def tell_paths(console: Console, paths: Sequence[Path]) -> None:
     for path in paths:
-        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}", markup=False)
+        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}")

@@ -1,7 +1,7 @@
 """Workloads from files: Mooncake's jsonl (times, lengths, ids of chained blocks), Azure's csv (times, lengths), and our own jsonl.
 
 Our own is Mooncake's with optional fields: `block_tokens` (512 unless given), `cancel_after_ms`, `group`; `rantang bench convert`
-writes it. A line that cannot be used is named by its number. Mooncake's times are in buckets of 3 s, which are spread.
+writes it. A line that cannot be used is named by its number. Mooncake's times are in buckets of 3 s, which are spread; others stay.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ BUCKET_MS = 3_000.0  # of Mooncake's timestamps
 BUCKET_SLACK_MS = 5.0  # many of them are a few milliseconds early
 LINE_BYTES_MAX = 4 * 1024 * 1024
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
+LENGTH_MAX = 100_000_000  # tokens
+_Count = Annotated[int, msgspec.Meta(ge=0, le=LENGTH_MAX)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=LENGTH_MAX)]
+_Id = Annotated[int, msgspec.Meta(ge=0)]
+_Ms = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +48,24 @@ class Fit:
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request of a jsonl trace. Tokens beyond the blocks are its own; blocks beyond its length do not count."""
 
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]  # ms
+    timestamp: _Ms
     input_length: _Positive
     output_length: _Count
-    hash_ids: list[_Count] = []  # equal ids: equal text, up to and with this block
+    hash_ids: list[_Id] = []  # equal ids: equal text, up to and with this block
     block_tokens: _Positive = BLOCK_TOKENS
-    cancel_after_ms: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    cancel_after_ms: _Ms | None = None
     group: str = ""
 
 
 def read(path: Path, requests: int | None, fit: Fit, seed: int) -> Workload:
     """The first `requests` of the file (all: None). Raises ValueError naming file and line."""
-    rows = _azure(path) if path.suffix == ".csv" else _jsonl(path)
+    rows = iter(_azure(path) if path.suffix == ".csv" else _jsonl(path))
     lines = list(islice(rows, requests))
     if not lines:
         raise ValueError(f"{path.name} holds no request")
     lines.sort(key=lambda line: line.timestamp)
     recorded = [line.timestamp for line in lines]
-    times_ms = spread(recorded)
+    times_ms = _spread_first(recorded, rows) if path.suffix != ".csv" and all(map(_is_mooncakes, lines)) else recorded
     cut = 0
     calls = []
     for i, line in enumerate(lines):
@@ -72,13 +75,15 @@ def read(path: Path, requests: int | None, fit: Fit, seed: int) -> Workload:
     description = f"trace {path.name}, lengths × {fit.length_scale:g}, {cut} of {len(calls)} cut to {fit.context_tokens} tokens"
     if times_ms != recorded:
         description += f", arrivals spread inside buckets of {BUCKET_MS / 1e3:g} s"
+    elif len(calls) > 1 and times_ms[0] == times_ms[-1]:
+        description += ", all due at once"
     return Workload(path.stem, seed, description, tuple(calls))
 
 
 def spread(recorded_ms: Sequence[float]) -> list[float]:
-    """Requests of one bucket follow each other evenly until the next; times that are in no buckets stay."""
+    """Requests of one bucket follow each other evenly until the next; times that are in no buckets, or all in one, stay."""
     buckets = [BUCKET_MS * round(time_ms / BUCKET_MS) for time_ms in recorded_ms]
-    if any(abs(time_ms - bucket) > BUCKET_SLACK_MS for time_ms, bucket in zip(recorded_ms, buckets, strict=True)):
+    if len(set(buckets)) < 2 or any(abs(time_ms - bucket) > BUCKET_SLACK_MS for time_ms, bucket in zip(recorded_ms, buckets, strict=True)):
         return list(recorded_ms)
     together, place = Counter(buckets), Counter[float]()
     times_ms = []
@@ -86,6 +91,19 @@ def spread(recorded_ms: Sequence[float]) -> list[float]:
         times_ms.append(bucket + BUCKET_MS * place[bucket] / together[bucket])
         place[bucket] += 1
     return times_ms
+
+
+def _is_mooncakes(line: Line) -> bool:
+    """Whether it has nothing of our own format, whose times mean what they say."""
+    return line.block_tokens == BLOCK_TOKENS and line.cancel_after_ms is None and not line.group
+
+
+def _spread_first(recorded_ms: list[float], rest: Iterator[Line]) -> list[float]:
+    """The first requests of a trace, spread as the whole of it is: of one bucket alone it does not show that there are any."""
+    if recorded_ms[-1] > recorded_ms[0] + BUCKET_MS / 2:
+        return spread(recorded_ms)
+    later = next((line.timestamp for line in rest if line.timestamp > recorded_ms[0] + BUCKET_MS / 2), None)
+    return spread([*recorded_ms, *([] if later is None else [later])])[: len(recorded_ms)]
 
 
 def _call(line: Line, index: int, due_s: float, fit: Fit, key: str) -> tuple[TimedCall, bool]:

@@ -17,6 +17,7 @@ from bench.workload import Segment, TimedCall, Workload
 from bench.works import WORKS, workload_of
 
 REQUESTS = 120  # unless said otherwise
+REQUESTS_MAX = 200_000  # all are made before the first is sent
 AGENT_BURSTINESS = 0.25
 AGENT_CANCELLED = 0.1  # of all agents' requests
 MIX = {"chat": 0.6, "agent": 0.25, "long": 0.15}
@@ -79,8 +80,8 @@ GENERATED: dict[str, Callable[[int, int], Workload]] = {"chat": chat, "long": lo
 
 def workload(name: str, seed: int = 0, requests: int | None = None, fit: traces.Fit | None = None) -> Workload:
     """By name, or from the file `name`. Raises ValueError: with the list for an unknown name, with the line of a broken trace."""
-    if requests is not None and requests < 1:
-        raise ValueError(f"requests must be at least 1, got {requests}")
+    if requests is not None and not 1 <= requests <= REQUESTS_MAX:
+        raise ValueError(f"requests must be from 1 to {REQUESTS_MAX:,}, got {requests:,}")
     if name in GENERATED:
         return GENERATED[name](seed, REQUESTS if requests is None else requests)
     for work in WORKS:

@@ -80,11 +80,17 @@ def last_line(error: BaseException) -> str:
 class RankWorker:
     """One rank above 0. `run` is its whole life and blocks; `beat` answers meanwhile, on another thread."""
 
+    def __init__(self, threads: int) -> None:
+        """Imports what `run` needs, while rank 0 and the other ranks do the same."""
+        yield_to_others()
+        limit_threads(threads)
+        import replica.parallel.broadcast
+        import replica.runner  # noqa: F401
+
     def run(self, config: EngineConfig, rank: int, host: str, port: int, secret: bytes) -> int:
         """Join, hold this rank's part of the model, carry out Steps until the replica stops; returns how many."""
         die_with_parent()
-        yield_to_others()
-        limit_threads(config.num_threads or 1)
+        yield_to_others()  # this thread too
         from replica.parallel.broadcast import rank_main
         from replica.runner import ModelRunner
 
@@ -106,10 +112,10 @@ class RankActors:
     @classmethod
     async def start(cls, config: EngineConfig, replica_id: str, host: str) -> tuple[RankActors, RankGroup]:
         """Start ranks 1 … and join them as rank 0. Raises RankError when one ends before all have joined, or some do not come."""
-        from replica.parallel.group import open_store
+        actors = [_create(config, rank, replica_id) for rank in range(1, config.tensor_parallel_size)]
+        from replica.parallel.group import open_store  # imports torch, as the ranks do meanwhile
 
         store, secret = open_store(host, JOIN_TIMEOUT_S), secrets.token_bytes(SECRET_BYTES)
-        actors = [_create(config, rank, replica_id) for rank in range(1, config.tensor_parallel_size)]
         await _all_run(actors)
         lives = [actor.run.remote(config, rank, host, store.port, secret) for rank, actor in enumerate(actors, start=1)]
         ranks = cls(actors, lives)
@@ -198,11 +204,14 @@ def join_group(config: EngineConfig, rank: int, host: str, port: int, secret: by
 
 def _create(config: EngineConfig, rank: int, replica_id: str) -> Any:
     title = f"{config.served_model_name}:Rank{rank}"
-    return create(RankWorker, title, rank, name=f"{title}:{replica_id}")
+    return create(RankWorker, title, rank, config.num_threads or 1, name=f"{title}:{replica_id}")
 
 
-def create(worker: type, title: str, rank: int, *, name: str | None = None, group: PlacementGroup | None = None) -> Any:
-    """An actor in bundle `rank` of `group`, or this process's placement group, else beside it. Its process title says what it is."""
+def create(worker: type, title: str, rank: int, *arguments: Any, name: str | None = None, group: PlacementGroup | None = None) -> Any:
+    """`worker(*arguments)` as an actor in bundle `rank` of `group`, or of this process's placement group, else beside it.
+
+    Its process title says what it is.
+    """
     group = group or ray.util.get_current_placement_group()
     strategy: Any
     reserved: dict[str, float] = {}
@@ -219,4 +228,4 @@ def create(worker: type, title: str, rank: int, *, name: str | None = None, grou
         "max_restarts": 0,
         "max_concurrency": 2,  # `run` takes one thread for good
     }
-    return ray.remote(type(title, (worker,), {})).options(**options).remote()
+    return ray.remote(type(title, (worker,), {})).options(**options).remote(*arguments)

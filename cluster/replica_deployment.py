@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import ray
 from ray import serve
 
-from cluster import membership, telemetry
+from cluster import known_steps, membership, telemetry
 from cluster.config import Config
 from cluster.cores import threads_per_replica, usable_cores, yield_to_others
 from cluster.rank_actors import RankActors, RankError, die_with_parent, last_line, limit_threads
@@ -47,9 +47,15 @@ class Replica:
         engine = config.engine.model_copy(update={"num_threads": threads, "served_model_name": config.model_name})
         host = str(ray.util.get_node_ip_address())
         group = await self._start_ranks(engine, host)
-        server = ReplicaServer(engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage, group=group)
+        steps = known_steps.key(engine, ray.get_runtime_context().get_node_id())
+        known = known_steps.recall(steps)
+        server = ReplicaServer(
+            engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage, group=group, step_time=known
+        )
         await self._started(server.start())
         self._server = server
+        if known is None:
+            known_steps.keep(steps, server.step_time)
         self._dtype, self._kernels = self._server.dtype, self._server.kernels
         gc.collect()
         gc.freeze()  # model and libraries stay: a collection in the middle of a step need not look at them

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kernels.batch import CacheLayout
+from kernels.cpu.abi import DRAW
 from kernels.cpu.decoder import Decoder
 from kernels.ops import Operators
 from replica.models.llama import Llama
-from replica.sampler import Best
+from replica.sampler import Best, Drawer, Logits
+from replica.step import Draw
 from replica.step_inputs import StepInputs
+
+SEED_MASK = (1 << 64) - 1  # the noise is a function of a seed's low 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,7 @@ class Computed:
     hidden: Tensor
     logits: Tensor
     best: Best | None = None  # of the logits, where finding it came with computing them
+    drawer: Drawer | None = None  # where one came with what computes
 
 
 class Forward(Protocol):
@@ -82,13 +88,23 @@ class CpuForward:
     def compute(self, inputs: StepInputs) -> Computed:
         wanted = inputs.last_tokens[list(inputs.drawing)].astype(np.int32)
         done = self.decoder.step(inputs.token_ids, inputs.batch, wanted)
-        return Computed(done.hidden, done.logits, Best(done.best, done.best_logits))
+        return Computed(done.hidden, done.logits, Best(done.best, done.best_logits), self.draw)
+
+    def draw(self, logits: Logits, best: Best, rows: Sequence[int], draws: Sequence[Draw]) -> npt.NDArray[np.int64]:
+        """As sampler.Drawer."""
+        asked = [(row, best.tokens[row], *_asked(draws[row]), best.logits[row]) for row in rows]
+        return self.decoder.draw(logits, np.array(asked, DRAW))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.logits(hidden)
 
     def close(self) -> None:
         self.decoder.close()
+
+
+def _asked(draw: Draw) -> tuple[float, ...]:
+    s, length = draw.sampling, len(draw.prompt_ids) + len(draw.output_ids)
+    return s.seed & SEED_MASK, draw.choice, length, s.top_k, s.temperature, s.top_p, s.min_p
 
 
 def last_tokens(inputs: StepInputs, rows: Sequence[int]) -> list[int]:

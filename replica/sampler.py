@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,21 @@ class Best:
     logits: npt.NDArray[np.float32]
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], eos_token_ids: frozenset[int], known: Best | None = None) -> list[Outcome]:
+class Drawer(Protocol):
+    """Draws with another's code what `_draw` draws with numpy's."""
+
+    def __call__(self, logits: Logits, best: Best, rows: Sequence[int], draws: Sequence[Draw]) -> npt.NDArray[np.int64]:
+        """A token for each of `rows` of logits [R, V], contiguous; best and draws are those of all R rows."""
+        ...
+
+
+def sample(
+    logits: Tensor,
+    draws: Sequence[Draw],
+    eos_token_ids: frozenset[int],
+    known: Best | None = None,
+    drawer: Drawer | None = None,
+) -> list[Outcome]:
     """One outcome for each row of logits [R, V], float32, on the CPU; they are left as they are. `known`: their best, if it is.
 
     A row whose logits are not finite, or whose rules fail, gets an error; the others go on.
@@ -44,7 +59,10 @@ def sample(logits: Tensor, draws: Sequence[Draw], eos_token_ids: frozenset[int],
         errors.setdefault(row, NOT_FINITE)
     random = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= GREEDY_BELOW and i not in errors]
     if random:
-        tokens[random] = [_draw(work[i], float(best[i]), draws[i]) for i in random]
+        if drawer is not None:
+            tokens[random] = drawer(work, best_of_all, random, draws)
+        else:
+            tokens[random] = [_draw(work[i], float(best[i]), draws[i]) for i in random]
     return _outcomes(logits, tokens.tolist(), draws, errors)
 
 

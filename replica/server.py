@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from replica.config import EngineConfig
-from replica.contract.messages import EngineLimits
+from replica.contract.messages import EngineLimits, StepTimeCoefficients
 from replica.engine import Engine
 from replica.engine_loop import EngineLoop, Pulse
 from replica.engine_thread import EngineThread
@@ -54,8 +54,12 @@ class ReplicaServer:
         group: RankGroup | None = None,
         link_limits: LinkLimits | None = None,
         tls: ssl.SSLContext | None = None,
+        step_time: StepTimeCoefficients | None = None,
     ) -> None:
-        """`runner` replaces the configured one; `group`: this is rank 0 of it, the other ranks run parallel.broadcast.rank_main."""
+        """`runner` replaces the configured one; `group`: this is rank 0 of it, the other ranks run parallel.broadcast.rank_main.
+
+        `step_time`: what steps of a replica like this one take. With it the warm-up measures nothing.
+        """
         self._config = config
         self._replica_id = replica_id
         self._secret = secret
@@ -65,6 +69,7 @@ class ReplicaServer:
         self._group = group
         self._link_limits = link_limits
         self._tls = tls
+        self._step_time = step_time
         self.epoch = time.time_ns()
         self._parts: _Parts | None = None
 
@@ -95,6 +100,11 @@ class ReplicaServer:
     @property
     def limits(self) -> EngineLimits:
         return self._started().engine.limits
+
+    @property
+    def step_time(self) -> StepTimeCoefficients:
+        """What is known of its steps by now."""
+        return self._started().engine.step_time.coefficients
 
     async def drain(self, timeout_s: float) -> bool:
         """Bounce new work; True once no attempt is left, False when the time was up before."""
@@ -196,7 +206,7 @@ class ReplicaServer:
         known = None
         if held is not self._given_runner and not isinstance(held, MockRunner):  # a mock's steps take what they are told to
             began_s = time.monotonic()
-            known = await asyncio.wrap_future(thread.submit(lambda: warm_up(runner, self._config, time.monotonic)))
+            known = await asyncio.wrap_future(thread.submit(lambda: warm_up(runner, self._config, time.monotonic, self._step_time)))
             if self._on_stage is not None:
                 self._on_stage("warm-up", time.monotonic() - began_s)
         block_bytes = int(getattr(held, "kv_block_bytes", 0))

@@ -2,7 +2,8 @@
 
 Twice: the first pass pays for what a runner does only once (memory touched; on a device kernels compiled and steps recorded,
 for each shape), the second is timed. Where nothing depends on the shape the first is brief. What is learned is the step-time
-model; the engine that ran it is thrown away, so that no block, counter or event of a made-up request is ever seen.
+model; the engine that ran it is thrown away, so that no block, counter or event of a made-up request is ever seen. A replica that
+is told what steps of one like it take, because it takes that one's place, times none, and touches its memory only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from replica.config import EngineConfig
 from replica.contract.blocks import block_keys, root_key
-from replica.contract.messages import EngineLimits, GenerateRequest, SamplingParams
+from replica.contract.messages import EngineLimits, GenerateRequest, SamplingParams, StepTimeCoefficients
 from replica.engine import Engine
 from replica.step import AsynchronousRunner, Runner
 from replica.step_time_fit import StepTimeFit
@@ -42,6 +43,15 @@ def rounds(limits: EngineLimits) -> tuple[Round, ...]:
         Round(min(32, many), 24, 6),
         Round(1, budget // 2, 2),
     )
+    return _fitting(wanted, limits)
+
+
+def touches(limits: EngineLimits) -> tuple[Round, ...]:
+    """A chunk and decodes, each as little as there is of its kind."""
+    return _fitting((Round(1, 16, 2), Round(min(8, limits.max_num_seqs), 16, 2)), limits)
+
+
+def _fitting(wanted: Sequence[Round], limits: EngineLimits) -> tuple[Round, ...]:
     room = limits.max_model_len - 1
     fitting = (Round(r.requests, max(1, min(r.prompt_tokens, room - r.output_tokens)), r.output_tokens) for r in wanted)
     return tuple(r for r in fitting if r.prompt_tokens + r.output_tokens <= room)
@@ -52,11 +62,17 @@ def brief(whole: Sequence[Round]) -> tuple[Round, ...]:
     return tuple(Round(r.requests, max(1, r.prompt_tokens // 2), min(3, r.output_tokens)) for r in whole)
 
 
-def warm_up(runner: Runner, config: EngineConfig, clock: Callable[[], float]) -> StepTimeFit:
-    """What the steps of `runner` take. Raises what the runner raises as RunnerLost; other faults show when real requests come."""
+def warm_up(runner: Runner, config: EngineConfig, clock: Callable[[], float], known: StepTimeCoefficients | None = None) -> StepTimeFit:
+    """What the steps of `runner` take; `known`: what those of one like it took, which is believed until real requests say otherwise.
+
+    Raises what the runner raises as RunnerLost; other faults show when real requests come.
+    """
     draw = random.Random(0)
     whole = rounds(runner.limits)
     has_shapes = isinstance(runner, AsynchronousRunner) and runner.overlaps
+    if known is not None:
+        _run(runner, config, clock, draw, whole if has_shapes else touches(runner.limits))
+        return StepTimeFit(known)
     _run(runner, config, clock, draw, whole if has_shapes else brief(whole))
     return _run(runner, config, clock, draw, whole)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from bench.point import Point
 from bench.scorecard import figures_of
 
-BURST_RATE_PER_S = 10_000.0  # a trace offered at this rate or above is due all at once
 Figures = Mapping[str, float | None]  # of one run, by the names of the scorecard; None: the run could not tell
 
 
@@ -64,14 +63,13 @@ def burst_of(points: Iterable[AtLoad]) -> AtLoad | None:
 
 def at_load_of(point: Point) -> AtLoad:
     """What a result file knows of one load."""
-    offered = point.load.rate_per_s or point.figure("offered_per_s") or 0.0
-    burst = offered >= BURST_RATE_PER_S
-    return AtLoad(math.inf if burst else offered, tuple(figures_of(repeat.scorecard) for repeat in point.repeats), point.slo.queue_ms)
+    offered = math.inf if point.is_burst else point.load.rate_per_s or point.figure("offered_per_s") or 0.0
+    return AtLoad(offered, tuple(figures_of(repeat.scorecard) for repeat in point.repeats), point.slo.queue_ms)
 
 
 def name_of(point: Point, points: Sequence[Point]) -> str:
     """Of a point among others: what tells it apart, its load or its configuration."""
-    parts = ["burst" if at_load_of(point).is_burst else point.load.description]
+    parts = [point.offered]
     if len({each.workload.name for each in points}) > 1:
         parts.insert(0, point.workload.name)
     if len({each.label for each in points}) == 1:

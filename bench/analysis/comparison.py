@@ -104,12 +104,12 @@ def _obstacles(one: Point, other: Point) -> list[str]:
             f"different workloads: {one.workload.name} ({one.workload.hash}) against {other.workload.name} ({other.workload.hash})"
         )
     if one.load != other.load:
-        problems.append(f"different loads: {one.load.description} against {other.load.description}")
+        problems.append(f"different loads: {one.offered} against {other.offered}")
     return problems
 
 
 def _heading(point: Point, points: Sequence[Point]) -> str:
-    return point.label if len(points) == 1 else f"{point.label}, {point.workload.name}, {point.load.description}"
+    return point.label if len(points) == 1 else f"{point.label}, {point.workload.name}, {point.offered}"
 
 
 def _slo_note(one: Point, other: Point) -> tuple[str, ...]:
@@ -124,4 +124,4 @@ def _notes(a: ResultFile, b: ResultFile) -> list[str]:
 
 
 def _loads(result: ResultFile) -> str:
-    return ", ".join(point.load.description for point in result.points) or "nothing"
+    return ", ".join(point.offered for point in result.points) or "nothing"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.analysis.at_load import Figures, at_load_of
+from bench.analysis.at_load import AtLoad, Figures, at_load_of
+from bench.analysis.knee import KEPT_PERCENT
 from bench.point import Point, Served
+from bench.quantiles import quantile
 from bench.request_log import RequestRow
+from bench.slo import Slo
 from bench.timeline import Timeline
 from replica.config import EngineConfig
 
@@ -23,6 +26,11 @@ class Moment:
     waiting: float
     kv_use_percent: float
 
+    @property
+    def kv_with_one_more(self) -> float:
+        """With another request of the average size of those that run, in percent."""
+        return self.kv_use_percent * (1 + 1 / self.running) if self.running else self.kv_use_percent
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -30,12 +38,40 @@ class Evidence:
 
     figures: Figures
     requests: int
-    arriving: tuple[Moment, ...] = ()  # samples while requests still became due
+    arriving: tuple[Moment, ...] = ()  # samples while requests still became due; of a burst until its last answer
     ttft_by_prompt: tuple[tuple[int, float], ...] = ()  # (prompt tokens not found in a cache, ms)
     sequences_max: int | None = None
     budget_tokens: int | None = None
     cores: int | None = None  # of the machine that client and server shared
-    calmer: Figures = field(default_factory=dict)  # of the next lower load of the same configuration
+    load: AtLoad | None = None
+    calmer: Figures = field(default_factory=dict)  # of the next lower load of the same configuration; of a burst none is
+    slo: Slo = field(default_factory=Slo)
+    problems: Mapping[str, int] = field(default_factory=dict)  # what failed, how often
+    late_gaps: tuple[int, int] = (0, 0)  # answers whose own p95 of gaps is above the target, of so many
+
+    @property
+    def at(self) -> AtLoad:
+        """All runs of this load; where nobody gave them, the one."""
+        return self.load or AtLoad(0.0, (self.figures,), self.slo.queue_ms)
+
+    @property
+    def at_once(self) -> bool:
+        return self.at.is_burst
+
+    @property
+    def broken(self) -> bool:
+        """Whether its SLO was not kept: what no knee can lie at."""
+        share = self.at.median("attainment_percent")
+        return self.slo != Slo() and share is not None and (share < KEPT_PERCENT or not self.at.queue_kept)
+
+    @property
+    def late_prompts(self) -> tuple[tuple[int, float], ...]:
+        """Those of `ttft_by_prompt` above the target."""
+        return tuple(pair for pair in self.ttft_by_prompt if self.slo.ttft_ms is not None and pair[1] > self.slo.ttft_ms)
+
+    @property
+    def timely_prompts(self) -> tuple[tuple[int, float], ...]:
+        return tuple(pair for pair in self.ttft_by_prompt if self.slo.ttft_ms is None or pair[1] <= self.slo.ttft_ms)
 
     def figure(self, name: str) -> float | None:
         return self.figures.get(name)
@@ -46,11 +82,12 @@ def evidence_of(points: Sequence[Point], index: int, rows: Sequence[RequestRow],
     point = points[index]
     run = point.repeats[0]
     own = [row for row in rows if row.point == index and row.repeat == 0]
-    last_due_s = max((row.due_ms for row in own), default=float("inf")) / 1e3
+    load = at_load_of(point)
+    ends_ms = [row.due_ms + ((row.e2e_ms or 0.0) if load.is_burst else 0.0) for row in own]
     return Evidence(
-        figures=at_load_of(point).runs[0],
+        figures=load.runs[0],
         requests=run.scorecard.summary.requests,
-        arriving=_moments(run.timeline, last_due_s),
+        arriving=_moments(run.timeline, max(ends_ms, default=float("inf")) / 1e3),
         ttft_by_prompt=tuple(
             (row.prompt_tokens - (row.cached_tokens or 0), row.ttft_ms)
             for row in own
@@ -59,8 +96,17 @@ def evidence_of(points: Sequence[Point], index: int, rows: Sequence[RequestRow],
         sequences_max=_limit(point.served, "max_num_seqs", per_replica=True),
         budget_tokens=_limit(point.served, "max_num_batched_tokens", per_replica=False),
         cores=cores,
-        calmer=_calmer(points, index),
+        load=load,
+        calmer={} if load.is_burst else _calmer(points, index),
+        slo=point.slo,
+        problems=run.scorecard.summary.problems,
+        late_gaps=_late_gaps(own, point.slo),
     )
+
+
+def _late_gaps(rows: Sequence[RequestRow], slo: Slo) -> tuple[int, int]:
+    p95s = [quantile(row.gaps_ms, 0.95) or 0.0 for row in rows if row.completed]
+    return sum(slo.itl_p95_ms is not None and p95 > slo.itl_p95_ms for p95 in p95s), len(p95s)
 
 
 def _moments(timeline: Timeline, until_s: float) -> tuple[Moment, ...]:
@@ -68,7 +114,7 @@ def _moments(timeline: Timeline, until_s: float) -> tuple[Moment, ...]:
     return tuple(
         Moment(running, waiting, kv)
         for at_s, running, waiting, kv in columns
-        if at_s <= until_s and running is not None and waiting is not None and kv is not None
+        if 0 <= at_s <= until_s and running is not None and waiting is not None and kv is not None
     )
 
 

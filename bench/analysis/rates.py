@@ -34,7 +34,7 @@ def next_rate(knee: Knee, lowest_per_s: float, highest_per_s: float) -> float | 
 
 
 def parse(text: str) -> tuple[float, ...]:
-    """`0.5,1,2` as ascending loads. Raises ValueError with what is wrong."""
+    """`0.5,1,2` as ascending loads. Raises ValueError with what is wrong, and for one given twice."""
     rates: list[float] = []
     for part in text.split(","):
         try:
@@ -43,8 +43,10 @@ def parse(text: str) -> tuple[float, ...]:
             raise ValueError(f"{part.strip()!r} is no rate; give numbers such as 0.5,1,2, or auto") from None
         if not (rate > 0 and math.isfinite(rate)):
             raise ValueError(f"a rate must be a positive number, got {part.strip()}")
+        if rate in rates:
+            raise ValueError(f"the rate {rate:g} is given twice: --repeats 2 measures each twice")
         rates.append(rate)
-    return tuple(sorted(dict.fromkeys(rates)))
+    return tuple(sorted(rates))
 
 
 def rounded(rate: float) -> float:

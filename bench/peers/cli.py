@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from bench.each_once import EachOnce, EachOnceGroup
 from bench.usage import end_on_sigterm
 
 app = typer.Typer(
     name="peers",
+    cls=EachOnceGroup,
     help="Compare with other servers, side by side in one run.",
     add_completion=False,
     rich_markup_mode=None,
@@ -32,19 +34,22 @@ def compare(
     ours: Annotated[list[str] | None, typer.Option(help="LABEL=ARGUMENTS of `rantang serve`; may be given several times")] = None,
     golden: Annotated[str, typer.Option(help="recorded greedy outputs that every server must say; empty: not checked")] = GOLDEN,
     seed: int = 0,
+    out: Annotated[Path | None, typer.Option(help="folder of the results; bench/results unless given")] = None,
     peers_dir: PeersDir = PEERS_DIR,
 ) -> None:
-    """The same works against ours, each peer, and ours again; a table, JSON and Markdown in bench/results/."""
+    """The same works against ours, each peer, and ours again; a table, JSON and Markdown."""
     if context.invoked_subcommand is not None:
         return
     from bench.peers import main
+    from bench.result import RESULTS
 
     end_on_sigterm()
-    request = main.Request(tuple(peers.split(",")) if peers else (), works, requests, tuple(ours or ("rantang=",)), golden, seed)
+    names = tuple(name.strip() for name in peers.split(",") if name.strip())
+    request = main.Request(names, works, requests, tuple(ours or ("rantang=",)), golden, seed, out or RESULTS)
     raise typer.Exit(main.compare(request, peers_dir.expanduser()))
 
 
-@app.command()
+@app.command(cls=EachOnce)
 def install(name: str, peers_dir: PeersDir = PEERS_DIR) -> None:
     """Fetch or build one peer into an environment of its own, and the models it serves."""
     from bench.peers import main
@@ -52,7 +57,7 @@ def install(name: str, peers_dir: PeersDir = PEERS_DIR) -> None:
     raise typer.Exit(main.install(name, peers_dir.expanduser()))
 
 
-@app.command()
+@app.command(cls=EachOnce)
 def start(
     name: str, workers: Annotated[str, typer.Option(help="for routers: base URLs, with commas")] = "", peers_dir: PeersDir = PEERS_DIR
 ) -> None:
@@ -63,7 +68,7 @@ def start(
     raise typer.Exit(main.start(name, tuple(url for url in workers.split(",") if url), peers_dir.expanduser()))
 
 
-@app.command("list")
+@app.command("list", cls=EachOnce)
 def list_peers(peers_dir: PeersDir = PEERS_DIR) -> None:
     """What there is, which version, and what is missing."""
     from bench.peers import main

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from bench import processes, result
@@ -52,16 +52,24 @@ class Column:
 
 def compare(
     ours: Sequence[Contestant], others: Sequence[Contestant], measure: Measure, check: Check, say: Callable[[str], None]
-) -> list[Column]:
-    """A column for each, in the order they ran: ours, the others, ours again (when there are others)."""
+) -> Iterator[Column]:
+    """A column for each, as soon as it is finished: ours, the others, ours again (when there are others)."""
     again = [replace(one, name=one.name + AGAIN) for one in ours] if others else []
-    columns: list[Column] = []
     for contestant in [*ours, *others, *again]:
         say(f"{contestant.name} …")
         column = column_of(contestant, measure, check)
         say(f"{contestant.name}: {column.skipped or 'done'}")
-        columns.append(column)
-    return columns
+        yield column
+
+
+def check_names(ours: Sequence[Contestant], others: Sequence[Contestant]) -> None:
+    """Columns are told apart by their names: raises ValueError for one given twice, and for a name that a second run of ours has."""
+    names = [one.name for one in (*ours, *others)]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is given twice: a server is one column")
+        if name.endswith(AGAIN):
+            raise ValueError(f"{name!r}: a name cannot end in {AGAIN!r}, which our second run has")
 
 
 def column_of(contestant: Contestant, measure: Measure, check: Check) -> Column:

@@ -15,8 +15,11 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench import golden, result
+from bench.console import new_console
 from bench.golden import Golden
+from bench.out_folder import check_folder, writing
 from bench.peers import comparison, contestant, same_model
+from bench.peers.comparison import Column
 from bench.peers.contestant import Contestant
 from bench.peers.home import Home, PeerError
 from bench.peers.peer import Prompts
@@ -25,9 +28,11 @@ from bench.peers.routers import PublicRouter
 from bench.peers.same_model import SameModel
 from bench.peers.table import markdown_of
 from bench.peers.work_runs import chosen_works, measure, with_requests
-from bench.report_command import report
-from bench.result import ROOT, WorkResult
+from bench.report_command import report_too
+from bench.result import RESULTS, ROOT, WorkResult
 from bench.server import first_model
+from bench.sweep_command import tell_paths
+from bench.works import Work, workload_of
 from replica.contract.gguf_header import read_gguf_header
 from replica.contract.model_error import ModelError
 from router.text.tokenizer_files import tokenizer_from_gguf
@@ -43,38 +48,66 @@ class Request:
     ours: tuple[str, ...]
     golden: str
     seed: int
+    out: Path = RESULTS
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was checked of it. `labels`: of ours."""
+
+    works: tuple[Work, ...]
+    labels: tuple[str, ...]
+    request: Request
 
 
 def compare(request: Request, folder: Path) -> int:
-    """0: every bound holds, and something was compared."""
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    """0: every bound holds, and something was compared. What was finished when a signal ended it is written; its exception goes on."""
+    console = new_console()
     home = Home(folder)
     try:
         works = with_requests(chosen_works(request.works), request.requests)
         own = [ours_of(text) for text in request.ours]
+        check_folder(request.out)
         others = [contestant_of(name, home) for name in request.peers]
+        comparison.check_names(own, others)
         reference = golden.load(ROOT / request.golden) if request.golden else None
         if any("://" not in name for name in request.peers):
             home.make_models()
     except (ValueError, OSError, msgspec.MsgspecError, ModelError) as error:
-        console.print(f"[red]{error}", highlight=False)
+        console.print(str(error), style="red")
         return 2
 
     async def measure_one(one: Contestant, url: str) -> tuple[WorkResult, ...]:
         return await measure(url, works, one.prompts, request.seed)
 
-    columns = comparison.compare(own, others, measure_one, check_of(reference, home), console.print)
-    labels = [one.name for one in own]
-    configuration = {"works": ",".join(work.name for work in works), "requests": ",".join(f"{w.name}={w.requests}" for w in works)}
-    outcome = comparison.result_of(columns, labels, works, {**configuration, "seed": str(request.seed)})
-    path = result.write(outcome)
+    asked = Asked(tuple(works), tuple(one.name for one in own), request)
+    columns: list[Column] = []
+    try:
+        columns.extend(comparison.compare(own, others, measure_one, check_of(reference, home), console.print))
+    except (KeyboardInterrupt, SystemExit):
+        if any(column.works for column in columns):
+            console.print(f"interrupted: {len(columns)} servers are finished, and kept", style="red")
+            tell(asked, columns, console)
+        raise
+    return 0 if tell(asked, columns, console) else 1
+
+
+def tell(asked: Asked, columns: Sequence[Column], console: Console) -> bool:
+    """Write and print what was measured; whether every bound holds, and something was compared."""
+    works, labels = asked.works, asked.labels
+    counts = ",".join(f"{work.name}={work.requests}" for work in works)
+    seed = asked.request.seed
+    hashes = ",".join(f"{work.name}={workload_of(work, seed).hash()}" for work in works)
+    names = ",".join(work.name for work in works)
+    configuration = {"works": names, "requests": counts, "hashes": hashes, "repeats": "1", "seed": str(seed)}
+    outcome = comparison.result_of(columns, labels, works, configuration)
     markdown = markdown_of(columns, labels, works)
-    path.with_suffix(".md").write_text(markdown)
     console.print(Markdown(markdown))
-    console.print(f"written to {path.relative_to(ROOT)} and .md")
-    for drawn in report(path, console):
-        console.print(f"written to {drawn.relative_to(ROOT)}")
-    return 0 if outcome.holds and any(column.works for column in columns if column.name not in labels) else 1
+    with writing(asked.request.out):
+        path = result.write(outcome, asked.request.out)
+        path.with_suffix(".md").write_text(markdown)
+    tell_paths(console, [path, path.with_suffix(".md"), *report_too(path, console)])
+    return outcome.holds and any(column.works for column in columns if column.name not in labels)
 
 
 def check_of(reference: Golden | None, home: Home) -> comparison.Check:

@@ -9,7 +9,7 @@ from bench.analysis.at_load import name_of
 from bench.analysis.knee import find_knee
 from bench.peers.comparison import PEERS
 from bench.report import figure
-from bench.report.evidence_text import findings_of, lines_of
+from bench.report.evidence_text import lines_of
 from bench.report.page import Block, Grid, Picture, Section, render
 from bench.report.pictures import curves_of, pictures
 from bench.report.servers import write_servers_report
@@ -61,7 +61,7 @@ def sections(result: ResultFile, rows: Sequence[RequestRow], drawn: Sequence[Blo
 
 
 def _explained(result: ResultFile, index: int, rows: Sequence[RequestRow]) -> str:
-    lines = lines_of(findings_of(result, index, rows))
+    lines = lines_of(result, index, rows)
     return name_of(result.points[index], result.points) + "\n" + "".join(f"  {line}\n" for line in lines)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 # Okabe and Ito's colours: told apart by the colour-blind, and in grey by their order.
@@ -88,6 +89,8 @@ def empty(axes: Axes, why: str) -> None:
 def image(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     """The same bytes for the same figure: no date goes into it."""
     buffer = io.BytesIO()
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a name may hold a dollar sign
     with matplotlib.rc_context(_STYLE):
         if kind == "png":
             figure.savefig(buffer, format="png", dpi=110)

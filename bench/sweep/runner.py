@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.analysis.at_load import BURST_RATE_PER_S, AtLoad, ascending, at_load_of, burst_of
+from bench.analysis.at_load import AtLoad, ascending, at_load_of, burst_of
 from bench.analysis.knee import Knee, find_knee
 from bench.analysis.rates import around, next_rate
-from bench.load import Load
+from bench.hours import spoken
+from bench.load import BURST_RATE_PER_S, Load
 from bench.point import Point
 from bench.request_log import RequestRow
-from bench.sweep.eta import eta_s, spoken
+from bench.sweep.eta import eta_s
 from bench.sweep.state import SweepState
 
 Measure = Callable[[Load], tuple[Point, list[RequestRow]]]
@@ -66,7 +67,7 @@ class Sweep:
 
     def _at(self, rate: float, to_come: tuple[float, ...]) -> None:
         extent = self._extent
-        words = "burst" if rate >= BURST_RATE_PER_S else f"{rate:g} req/s"
+        words = f"burst of {extent.requests}" if rate >= BURST_RATE_PER_S else f"{rate:g} req/s"
         if any(point.load.rate_per_s == rate for point in self._state.points):
             self._say(f"{words}: already measured")
             return

@@ -6,6 +6,8 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 
+import numpy as np
+
 from kernels.cpu.build import cpu_flags, granted
 
 FAULTS = {
@@ -15,6 +17,7 @@ FAULTS = {
     4: "a page outside the pool",
     5: "a place outside the batch",
     6: "no memory",
+    7: "a draw from a row that is not there or not finite",
 }
 
 
@@ -69,6 +72,17 @@ class StepC(Structure):
     )
 
 
+# Draws, an array of them.
+DRAW = np.dtype(
+    [
+        *((name, np.int64) for name in ("row", "best_token")),
+        *((name, np.uint64) for name in ("seed", "choice", "position")),
+        ("top_k", np.int64),
+        *((name, np.float64) for name in ("temperature", "top_p", "min_p", "best")),
+    ]
+)
+
+
 def load_library(path: Path) -> ctypes.CDLL:
     """Its functions release Python's lock while they run. Raises OSError."""
     granted(cpu_flags())  # Linux wants to be asked for AMX by the process that uses it
@@ -76,5 +90,6 @@ def load_library(path: Path) -> ctypes.CDLL:
     library.rantang_open.argtypes, library.rantang_open.restype = (POINTER(ModelC),), c_void_p
     library.rantang_step.argtypes, library.rantang_step.restype = (c_void_p, POINTER(StepC)), c_int
     library.rantang_logits.argtypes, library.rantang_logits.restype = (c_void_p, c_void_p, c_int, c_void_p), c_int
+    library.rantang_draw.argtypes, library.rantang_draw.restype = (c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p), c_int
     library.rantang_close.argtypes, library.rantang_close.restype = (c_void_p,), None
     return library

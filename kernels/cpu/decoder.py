@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import CacheLayout, Int32, PagedBatch
-from kernels.cpu.abi import FAULTS, LayerC, MatrixC, ModelC, StepC
+from kernels.cpu.abi import DRAW, FAULTS, LayerC, MatrixC, ModelC, StepC
 from kernels.cpu.packed import PackedMatrix
 
 MULTIPLE = 32  # of every width: that of a group of quantised values, and of two registers
@@ -128,6 +128,14 @@ class Decoder:
         out = torch.empty(states.shape[0], self.vocab_size)
         self._check(self._library.rantang_logits(self._handle, states.data_ptr(), states.shape[0], out.data_ptr()))
         return out
+
+    def draw(self, logits: npt.NDArray[np.float32], draws: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+        """A token for each of `draws` (of dtype abi.DRAW) from logits [R, V], contiguous. What they ask: sampling.h. Raises StepFault."""
+        assert logits.flags.c_contiguous and logits.dtype == np.float32 and logits.shape[1] == self.vocab_size and draws.dtype == DRAW
+        tokens = np.empty(draws.size, np.int64)
+        sizes = (draws.size, logits.ctypes.data, logits.shape[0])
+        self._check(self._library.rantang_draw(self._handle, draws.ctypes.data, *sizes, tokens.ctypes.data))
+        return tokens
 
     def close(self) -> None:
         """Ends the threads. Idempotent."""

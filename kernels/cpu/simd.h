@@ -3,11 +3,14 @@
 #pragma once
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
 
 constexpr int LANES = 16;
+
+inline uint32_t lanes_below(int n) { return n <= 0 ? 0 : n >= LANES ? 0xFFFFu : (1u << n) - 1; }
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
@@ -34,10 +37,23 @@ inline float sum(F v) { return _mm512_reduce_add_ps(v); }
 inline float top(F v) { return _mm512_reduce_max_ps(v); }
 inline F rounded(F v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline F times_power(F v, F n) { return _mm512_scalef_ps(v, n); }  // v · 2^n for whole n
-inline uint32_t lanes_below(int n) { return n <= 0 ? 0 : n >= LANES ? 0xFFFFu : (1u << n) - 1; }
 inline F between(F v, F otherwise, int from, int to) {  // lanes from … to - 1 of v
     return _mm512_mask_mov_ps(otherwise, (__mmask16)(lanes_below(to) & ~lanes_below(from)), v);
 }
+inline F load_some(const float* p, int n) { return _mm512_maskz_loadu_ps((__mmask16)lanes_below(n), p); }  // n lanes, then zeros
+inline F kept(F v, uint32_t lanes) { return _mm512_maskz_mov_ps((__mmask16)lanes, v); }                   // zero elsewhere
+inline uint32_t at_least(F v, F bound) { return _mm512_cmp_ps_mask(v, bound, _CMP_GE_OQ); }              // not NaN
+inline I count_up(int from) { return _mm512_add_epi32(_mm512_set1_epi32(from), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)); }
+inline void pack(int32_t* p, I v, uint32_t lanes) { _mm512_storeu_si512(p, _mm512_maskz_compress_epi32((__mmask16)lanes, v)); }  // 16 are written
+inline void pack(float* p, F v, uint32_t lanes) { _mm512_storeu_ps(p, _mm512_maskz_compress_ps((__mmask16)lanes, v)); }
+struct Sum {  // in float64
+    __m512d a = _mm512_setzero_pd(), b = _mm512_setzero_pd();
+    void add(F v) {
+        a = _mm512_add_pd(a, _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
+        b = _mm512_add_pd(b, _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)));
+    }
+    double value() const { return _mm512_reduce_add_pd(_mm512_add_pd(a, b)); }
+};
 inline F from_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 inline void store_bf16(uint16_t* p, F v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
 inline void store_i8(int8_t* p, F v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
@@ -99,6 +115,46 @@ inline F between(F v, F otherwise, int from, int to) {
     for (int i = from < 0 ? 0 : from; i < to && i < LANES; i++) y[i] = x[i];
     return load(y);
 }
+inline F load_some(const float* p, int n) {
+    float x[LANES] = {};
+    std::copy_n(p, std::clamp(n, 0, LANES), x);
+    return load(x);
+}
+inline uint32_t at_least(F v, F bound) {
+    const int low = _mm256_movemask_ps(_mm256_cmp_ps(v.a, bound.a, _CMP_GE_OQ)), high = _mm256_movemask_ps(_mm256_cmp_ps(v.b, bound.b, _CMP_GE_OQ));
+    return (uint32_t)(low | high << 8);
+}
+inline __m256i mask_of(uint32_t lanes) {  // all bits of the lanes of eight
+    const __m256i bit = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
+    return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)lanes), bit), bit);
+}
+inline F kept(F v, uint32_t lanes) {
+    return {_mm256_and_ps(v.a, _mm256_castsi256_ps(mask_of(lanes))), _mm256_and_ps(v.b, _mm256_castsi256_ps(mask_of(lanes >> 8)))};
+}
+inline I count_up(int from) {
+    const __m256i first = _mm256_add_epi32(_mm256_set1_epi32(from), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
+    return {first, _mm256_add_epi32(first, _mm256_set1_epi32(8))};
+}
+template <class T, class V>
+inline void pack(T* p, V v, uint32_t lanes) {
+    T x[LANES];
+    std::memcpy(x, &v, sizeof x);
+    for (; lanes; lanes &= lanes - 1) *p++ = x[__builtin_ctz(lanes)];
+}
+struct Sum {  // in float64
+    __m256d a = _mm256_setzero_pd(), b = _mm256_setzero_pd();
+    void add(F v) {
+        for (const __m256 half : {v.a, v.b}) {
+            a = _mm256_add_pd(a, _mm256_cvtps_pd(_mm256_castps256_ps128(half)));
+            b = _mm256_add_pd(b, _mm256_cvtps_pd(_mm256_extractf128_ps(half, 1)));
+        }
+    }
+    double value() const {
+        double x[4];
+        _mm256_storeu_pd(x, _mm256_add_pd(a, b));
+        return (x[0] + x[1]) + (x[2] + x[3]);
+    }
+};
 inline F from_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
@@ -139,6 +195,8 @@ inline I high_nibbles(I v) { return {low_nibbles(_mm256_srli_epi16(v.a, 4)), low
 #endif
 
 inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+
+inline float bottom(F v) { return -top(sub(zero(), v)); }
 
 // 2^x, a relative error of 2e-7; 0 < result even for the smallest x, NaN stays NaN.
 inline F power_of_two(F x) {

@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "attention.h"
+#include "sampling.h"
 #include "team.h"
 
 extern "C" {
@@ -43,7 +44,7 @@ struct Step {
 
 namespace {
 
-enum Fault { FINE = 0, BAD_SHAPE = 1, BAD_TOKEN = 2, BAD_POSITION = 3, BAD_PAGE = 4, BAD_PLACE = 5, NO_MEMORY = 6 };
+enum Fault { FINE = 0, BAD_SHAPE = 1, BAD_TOKEN = 2, BAD_POSITION = 3, BAD_PAGE = 4, BAD_PLACE = 5, NO_MEMORY = 6, BAD_DRAW = 7 };
 
 class Buffer {  // the activations that a matrix reads, in the form that it wants
    public:
@@ -131,6 +132,17 @@ class Decoder {
         return FINE;
     }
 
+    // A token for each draw from its row of logits [rows][vocabulary].
+    int draw(const Draw* draws, int count, const float* logits, int rows, int64_t* tokens) {
+        if (count < 1 || !std::all_of(draws, draws + count, [&](const Draw& one) { return one.is_sound(rows, m_.vocabulary); })) return BAD_DRAW;
+        for (Own& own : thread_) own.sampler.fit(m_.vocabulary);
+        team_.run(1, [&](Team::Worker worker) {
+            Sampler& sampler = thread_[worker.index].sampler;
+            worker.each(count, 1, [&](int i) { tokens[i] = sampler.draw(logits + (size_t)draws[i].row * m_.vocabulary, draws[i]); });
+        });
+        return FINE;
+    }
+
    private:
     struct Place {  // of a token
         int row, position;
@@ -161,6 +173,7 @@ class Decoder {
         std::vector<float> line;
         AttentionScratch attention;
         Buffer normed;
+        Sampler sampler;
     };
 
     using Unseen = decltype([](int, int, const float*, int) {});
@@ -351,6 +364,11 @@ int rantang_step(void* decoder, const Step* step) {
 // Logits [rows][vocabulary] of hidden states [rows][H].
 int rantang_logits(void* decoder, const float* hidden, int rows, float* out) {
     return guarded([&] { return static_cast<Decoder*>(decoder)->head(hidden, rows, out); });
+}
+
+// Tokens [count].
+int rantang_draw(void* decoder, const Draw* draws, int count, const float* logits, int rows, int64_t* tokens) {
+    return guarded([&] { return static_cast<Decoder*>(decoder)->draw(draws, count, logits, rows, tokens); });
 }
 
 void rantang_close(void* decoder) { delete static_cast<Decoder*>(decoder); }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -37,6 +38,7 @@ BLOCKS = {
 _NESTING_MAX = 4
 _DIMENSIONS_MAX = 4
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 
 
@@ -136,6 +138,8 @@ class _Cursor:
             form = _SCALARS[element]
             raw = self._take(count * struct.calcsize(form))
             return [value for (value,) in struct.iter_unpack(form, raw)]
+        if element == _STRING:
+            return list(self._strings(self._bounded(count, _LENGTH.size)))
         if depth >= _NESTING_MAX:
             raise ModelError(f"{self._path}: broken GGUF header: arrays nested more than {_NESTING_MAX} deep")
         return [self._value(element, depth + 1) for _ in range(self._bounded(count, 8))]
@@ -143,6 +147,19 @@ class _Cursor:
     def _string(self) -> str:
         raw = self._take(int(self._scalar("<Q")))
         return raw.decode("utf-8", errors="surrogateescape")
+
+    def _strings(self, count: int) -> Iterator[str]:
+        """A vocabulary has a hundred thousand of them, and every rank of a replica reads them before anything else."""
+        data, at, end = self._data, self._at, len(self._data)
+        for _ in range(count):
+            begin = at + _LENGTH.size
+            if begin > end:
+                raise self._truncated()
+            at = begin + _LENGTH.unpack_from(data, at)[0]
+            if at > end:
+                raise self._truncated()
+            yield data[begin:at].decode("utf-8", errors="surrogateescape")
+        self._at = at
 
     def _scalar(self, form: str) -> int | float | bool:
         size = struct.calcsize(form)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import json
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench import run_command, stack
+from bench import result, run_command, stack
 from bench.cli import app
 from bench.load import Load
 from bench.measurement import Measured
@@ -85,7 +87,19 @@ def test_run_writes_all_four_files(mock_url: StartMock, tmp_path: Path) -> None:
         (("-w", "chat@1.2.3"), "'chat@1.2.3': could not convert"),
         (("-w", "chat@fast"), "unknown workload 'chat@fast'"),
         (("-w", "chat@1", "--duration-s", "5", "--requests", "3"), "give one of them"),
-        (("-w", "chat@1", "--duration-s", "-5"), "duration must be positive"),
+        (("-w", "chat@1", "--duration-s", "-5"), "duration must be a positive number"),
+        (("-w", "chat@5,chat@5"), "chat is given twice at one load (5 req/s): --repeats 2"),
+        (("-w", "a", "-w", "a"), "a is given twice at one load"),
+        (("-w", "chat@5,chat@5.0"), "chat is given twice"),
+        (("--change", "max_num_seqs=8", "--controls"), "the change max_num_seqs=8 is given twice"),
+        (("--set", "max_num_seqs=8", "--change", "max_num_seqs=8"), "max_num_seqs=8 changes nothing"),
+        (("--speed", "1e-6"), "become due over 1"),
+        (("--speed", "1e-6"), "only with --max-hours"),
+        (("-w", "chat@0.001"), "become due over 33 h"),
+        (("-w", "chat@1", "--requests", "9000", "--repeats", "2"), "become due over 5 h"),
+        (("-w", "chat@1", "--duration-s", "1e12"), "only with --max-hours"),
+        (("-w", "chat@1000", "--duration-s", "14000"), "requests must be from 1 to 200,000, got 14,000,000"),
+        (("--max-hours", "0"), "max_hours must be a positive number"),
         (("-w", "chat,a", "--duration-s", "5"), "a duration is of arrivals at a rate, and none is given"),
         (("--arrivals", "often", "--rate", "1"), "there are workload, poisson, gamma, even"),
         (("--slo-ttft-ms", "nan"), "ttft_ms must be a positive number, got nan"),
@@ -112,6 +126,15 @@ def test_a_workload_with_a_rate_of_its_own() -> None:
     assert [(each.load.streams, len(each.workload)) for each in plan(given).asked] == [(3, 5), (3, 5)]
 
 
+def test_what_takes_long_is_said_and_measured_only_when_asked_for() -> None:
+    slow = RunOptions(["chat"], load=Load(speed=1e-3), requests=100)
+    with pytest.raises(ValueError, match="become due over 33 h"):
+        plan(slow)
+    assert plan(replace(slow, max_hours=48)).expected_s > 50_000
+    assert plan(replace(slow, load=Load(streams=2))).expected_s == 0.0
+    assert plan(replace(slow, load=Load(), repeats=2)).expected_s == pytest.approx(200, rel=0.3)
+
+
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
@@ -120,6 +143,19 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="two different workloads are called 'trace'"):
         plan(RunOptions([one, two]))
     assert len(plan(RunOptions([f"{one}@1", f"{one}@2"])).asked) == 2, "the control: one file at two rates"
+
+
+def test_a_full_disk_is_one_line_after_the_figures(mock_url: StartMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*asked: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("bench.result.write", full)
+    asked = ("run", "-w", "a", "--requests", "1", "--url", mock_url(), "--out", str(tmp_path))
+    done = CliRunner().invoke(app, list(asked))
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+    assert "TTFT p50" in done.output and f"could not be written to {tmp_path}: No space left" in done.output
+    with pytest.raises(SystemExit, match="No space left"):
+        result.show(result.Result("drill", {}), tmp_path)
 
 
 def test_controls_change_one_thing_at_a_time() -> None:
@@ -228,8 +264,8 @@ cli.app()
 def test_sigterm_stops_what_was_started() -> None:
     with subprocess.Popen([sys.executable, "-c", ENDED], stdout=subprocess.PIPE, text=True, cwd=ROOT) as run:
         assert run.stdout is not None
-        said_first = [run.stdout.readline(), run.stdout.readline()][-1]
-        assert said_first == "started\n"
+        said_first = [run.stdout.readline() for _ in range(3)]
+        assert said_first[-1] == "started\n" and "the requests become due over" in said_first[0]
         run.send_signal(signal.SIGTERM)
         assert run.stdout.read() == "stopped\n"
         assert run.wait(20) == 128 + signal.SIGTERM

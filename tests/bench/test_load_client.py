@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from bench import load_client
-from bench.answer import Expectation
+from bench import answer, load_client
+from bench.answer import AnswerReader, Expectation
 from bench.arrivals import evenly
 from bench.load_client import Call, closed_loop, json_call, open_loop
 from bench.mock_openai import Fault, Pace
 from bench.prompt_style import PromptStyle, completion
 from bench.quantiles import quantile
-from bench.record import Outcome
+from bench.record import Outcome, RequestRecord
 from bench.refusal_reason import reason_of
 from bench.summary import summarize
 from bench.works import Work, calls_of
@@ -50,6 +50,31 @@ async def test_counts_with_and_without_token_ids(pair: StartPair, path: str, ids
     assert record.answer.texts == {0: " t0 t1 t2 t3 t4"}
     assert record.answer.finish_reasons == {0: "length"}
     assert record.answer.token_ids == ({0: [1000, 1001, 1002, 1003, 1004]} if ids else {})
+
+
+@pytest.mark.parametrize(("fault", "problem"), [(Fault.GOES_ON, "data after [DONE]"), (Fault.STAYS_OPEN, "no end after [DONE]")])
+async def test_what_goes_on_after_done_holds_nobody(pair: StartPair, monkeypatch: pytest.MonkeyPatch, fault: Fault, problem: str) -> None:
+    monkeypatch.setattr(load_client, "END_S", 0.2)
+    mock = await pair(fault=fault)
+    record = await asyncio.wait_for(mock.client.send(one_call()), 60)  # the client's own limit is ten minutes
+    assert (record.outcome, record.problems) == (Outcome.WRONG, [problem])
+    mock.server.fault = Fault.NONE
+    assert (await mock.client.send(one_call())).outcome is Outcome.COMPLETED, "the control, on a connection of its own"
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(200, Outcome.WRONG), (400, Outcome.ERROR), (429, Outcome.ERROR)])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_body_without_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, status: int, outcome: Outcome, stream: bool) -> None:
+    monkeypatch.setattr(answer, "EVENT_MAX_BYTES", 1_000)
+    over: list[bool] = []
+    record = RequestRecord(0.0)
+    reader = AnswerReader(record, Expectation(stream=stream), lambda: over.append(True))
+    reader.begun(status, {"content-type": "text/event-stream"}, 0.0)
+    reader.received(b"x" * 900, 0.0)
+    assert not over, "the control: so much is read"
+    reader.received(b"x" * 900, 0.0)
+    assert over and record.outcome is outcome and record.problems[0].endswith("too large")
+    assert (len(record.refusal.body) > 0) is (status >= 300)
 
 
 async def test_whole_answer_is_read_too(pair: StartPair) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,8 @@ def test_goodput_counts_only_what_kept_the_slo() -> None:
     asked = Question(SMALL, Load(rate_per_s=1.0), Slo(ttft_ms=200, queue_ms=70), price_per_hour=3.6)
     card = scorecard(run, asked, replicas=2)
     assert card.offered_per_s == 1.0
+    at_once = scorecard(replace(run, records=(record(0.1), record(0.2))), asked, replicas=1)
+    assert at_once.offered_per_s is None and "offered_per_s" not in spread_of([at_once]), "a burst has no rate"
     assert (card.summary.completed, card.goodput.accepted, card.goodput.attainment_percent) == (3, 2, 50.0)
     assert card.goodput.tokens_per_s == pytest.approx(20 / card.summary.duration_s, rel=0.01)
     assert card.goodput.queue_kept is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from bench import metrics_page
 from bench.measurement import metrics_url
 from bench.point import Served
 from bench.prompt_style import PromptStyle
-from bench.sampler import FAILURES_MAX, Sample, Sampler
+from bench.sampler import FAILURES_MAX, Sample, Sampler, waits_s
 from bench.server import Server
 from bench.server_side import look_back
 from bench.timeline import SAMPLES_MAX
@@ -53,7 +54,7 @@ AFTER = page(kv=0.0, waiting=0, preempted=5, queued=[60, 110, 110], queue_sum_s=
 
 def test_high_waters_gains_and_timeline() -> None:
     samples = [Sample(9.5, BEFORE, 100 * 2**20), Sample(11.0, DURING, None), Sample(12.0, AFTER, 300 * 2**20)]
-    side, timeline = look_back(samples, 10.0, 1.5)
+    side, timeline = look_back(samples, 10.0, 12.5, 1.5)
     assert (side.kv_use_max_percent, side.waiting_max, side.running_max) == (80.0, 7.0, 4.0)
     assert (side.preemptions, side.prefix_hit_percent, side.memory_max_mib, side.cpu_cores) == (3.0, 25.0, 300.0, 1.5)
     assert side.queue_ms.p50 == pytest.approx(100.0), "half of the hundred were within the first bucket"
@@ -66,14 +67,33 @@ def test_high_waters_gains_and_timeline() -> None:
     assert timeline.kv_use_percent == (10.0, 80.0, 0.0)
 
 
+IDLE = page(kv=0.0, waiting=0, preempted=2, queued=[10, 10, 10], queue_sum_s=0.5).replace('running{model_name="m"} 4.0', "running 0")
+
+
+@pytest.mark.parametrize(("during", "most"), [([], None), ([IDLE], None), ([IDLE, DURING], 80.0)])
+def test_a_high_water_that_no_reading_saw_is_unknown(during: list[str], most: float | None) -> None:
+    """A run between two readings, one whose readings fell between its requests, and the control."""
+    pages = [Sample(10.1 + i / 10, text, None) for i, text in enumerate(during)]
+    samples = [Sample(9.9, BEFORE, 2**20), *pages, Sample(10.6, AFTER, 3 * 2**20)]
+    side, _ = look_back(samples, 10.0, 10.5, None)
+    assert side.kv_use_max_percent == most
+    assert (side.running_max is None, side.waiting_max is None) == (most is None, most is None)
+    assert (side.preemptions, side.memory_max_mib) == (3.0, 3.0), "counters and memory are told by what lies around the run"
+
+
+def test_the_first_readings_come_soon() -> None:
+    found = list(itertools.islice(waits_s(1.0), 8))
+    assert found[:5] == [0.0625, 0.125, 0.25, 0.5, 1.0] and set(found[4:]) == {1.0}
+
+
 def test_a_counter_that_fell_says_nothing() -> None:
-    side, _ = look_back([Sample(0.0, AFTER, None), Sample(1.0, BEFORE, None)], 0.0, None)
+    side, _ = look_back([Sample(0.0, AFTER, None), Sample(1.0, BEFORE, None)], 0.0, 2.0, None)
     assert (side.preemptions, side.prefix_hit_percent, side.queue_ms.p95) == (None, None, None)
 
 
 @pytest.mark.parametrize("text", [None, "", "<html>not found</html>", "up 1\n"])
 def test_what_no_page_says_is_none(text: str | None) -> None:
-    side, timeline = look_back([Sample(0.0, text, None), Sample(1.0, text, None)], 0.0, None)
+    side, timeline = look_back([Sample(0.0, text, None), Sample(1.0, text, None)], 0.0, 2.0, None)
     assert (side.preemptions, side.prefix_hit_percent, side.kv_use_max_percent, side.waiting_max) == (None, None, None, None)
     assert (side.queue_ms.p95, side.memory_max_mib, side.cpu_cores) == (None, None, None)
     assert timeline.running == (None, None)
@@ -81,8 +101,8 @@ def test_what_no_page_says_is_none(text: str | None) -> None:
 
 def test_a_long_run_keeps_a_bounded_timeline() -> None:
     samples = [Sample(float(i), None, i) for i in range(5 * SAMPLES_MAX + 1)]
-    assert len(look_back(samples, 0.0, None)[1].time_s) <= SAMPLES_MAX
-    assert look_back([], 0.0, None)[1].time_s == ()
+    assert len(look_back(samples, 0.0, 1e6, None)[1].time_s) <= SAMPLES_MAX
+    assert look_back([], 0.0, 0.0, None)[1].time_s == ()
 
 
 def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:

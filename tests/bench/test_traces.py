@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench import traces
+from bench.arrivals import check_arrivals
 from bench.convert import convert
+from bench.load import Arrivals, Load
 from bench.simulator.trace import read_trace
 from bench.traces import Fit
 from bench.workload import Workload
@@ -66,6 +68,8 @@ def test_only_the_first_requests_are_read(tmp_path: Path) -> None:
         "{broken",
         '{"timestamp": -1, "input_length": 5, "output_length": 1}',
         '{"timestamp": 1, "input_length": 0, "output_length": 1}',
+        '{"timestamp": 1, "input_length": 1' + 400 * "0" + ', "output_length": 1}',
+        '{"timestamp": 1' + 400 * "0" + ', "input_length": 5, "output_length": 1}',
         '{"timestamp": 1, "input_length": 5, "output_length": "many"}',
         '{"timestamp": 1, "output_length": 1}',
         '{"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [-3]}',
@@ -115,6 +119,34 @@ def test_buckets_are_spread_and_other_times_stay(tmp_path: Path) -> None:
     assert due([0, 0, 2999, 3001, 5997]) == [0.0, 1.5, 3.0, 4.5, 6.0], "a few milliseconds early or late, as Mooncake's are"
     assert due([0, 0, 3000, 3100]) == [0.0, 0.0, 3.0, 3.1]
     assert due([0, 3000, 9000]) == [0.0, 3.0, 9.0]
+
+
+def test_only_mooncakes_own_times_are_spread(tmp_path: Path) -> None:
+    plain = {"timestamp": 0, "input_length": 9, "output_length": 1}
+    bucketed = [plain, plain, {**plain, "timestamp": 3000}]
+
+    def due(lines: list[dict[str, object]], requests: int | None = None) -> tuple[list[float], bool]:
+        works = workload(str(written(tmp_path, list(lines))), requests=requests)
+        return [call.due_s for call in works], "all due at once" in works.description
+
+    assert due(bucketed) == ([0.0, 1.5, 3.0], False), "the control"
+    assert due(bucketed, 2) == ([0.0, 1.5], False), "the first of a trace in buckets"
+    for own in ({"block_tokens": 16}, {"group": "x"}, {"cancel_after_ms": 5.0}):
+        assert due([line | own for line in bucketed]) == ([0.0, 0.0, 3.0], False)
+        assert due([plain | own] * 3) == ([0.0, 0.0, 0.0], True)
+    assert due([plain] * 3) == ([0.0, 0.0, 0.0], True), "one bucket alone is none"
+    azure: list[object] = ["TIMESTAMP,ContextTokens,GeneratedTokens", *["2023-11-16 18:17:03,5,1"] * 2, "2023-11-16 18:17:06,5,1"]
+    assert [call.due_s for call in workload(str(written(tmp_path, azure, "t.csv")))] == [0.0, 0.0, 3.0]
+
+
+def test_a_converted_log_without_differing_times_arrives_together(tmp_path: Path) -> None:
+    convert(written(tmp_path, [log_line(0, "Who?")] * 4, "log.jsonl"), tmp_path / "trace.jsonl")
+    works = workload(str(tmp_path / "trace.jsonl"))
+    assert [call.due_s for call in works] == [0.0] * 4 and works.description.endswith("all due at once")
+    with pytest.raises(ValueError, match=r"all due at once: .* --arrivals"):
+        check_arrivals(works, Load(rate_per_s=2.0))
+    check_arrivals(works, Load(rate_per_s=2.0, arrivals=Arrivals.EVEN))
+    check_arrivals(works, Load())
 
 
 def test_azure_times_with_and_without_zone_and_fraction(tmp_path: Path) -> None:
@@ -179,16 +211,27 @@ def test_equal_text_in_another_place_has_another_number(tmp_path: Path) -> None:
     assert numbers == [[0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize("per_s", [1, 1_000, 1_000_000, 1_000_000_000])
+def test_units_of_times_are_told_by_their_size(tmp_path: Path, per_s: int) -> None:
+    stamps = [round(at_s * per_s) for at_s in (1_700_000_000, 1_700_000_002, 1_700_000_005)]
+    convert(written(tmp_path, [log_line(stamp, "Who?") for stamp in stamps], "log.jsonl"), tmp_path / "trace.jsonl")
+    assert [call.due_s for call in workload(str(tmp_path / "trace.jsonl"))] == pytest.approx([0.0, 2.0, 5.0])
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         ("nonsense", "line 2"),
         ({"messages": [SYSTEM], "output_tokens": 3}, "line 2: no time"),
         ({"timestamp": "soon", "messages": [SYSTEM], "output_tokens": 3}, "line 2: `timestamp` is no time"),
+        ({"timestamp": 1.7e21, "messages": [SYSTEM], "output_tokens": 3}, "line 2: `timestamp` is no time"),
+        ({"timestamp": 17 * 10**400, "messages": [SYSTEM], "output_tokens": 3}, "line 2"),
+        ({"timestamp": "1700000000", "messages": [SYSTEM], "output_tokens": 3}, "line 2: `timestamp` is no time"),
         ({"timestamp": 1, "messages": [SYSTEM]}, "line 2: no output length"),
         ({"timestamp": 1, "output_tokens": 3}, "line 2: no prompt"),
         ({"timestamp": 1, "messages": ["x"], "output_tokens": 3}, "line 2: no prompt"),
         ({"timestamp": 1, "prompt": "x", "output_tokens": -3}, "line 2: a length"),
+        ({"timestamp": 1, "prompt": "x", "output_tokens": 10**400}, "line 2: a length"),
     ],
 )
 def test_a_log_line_that_cannot_be_used_is_named_and_not_quoted(tmp_path: Path, line: object, why: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 import kernels.cpu.decoder as decoder
 from kernels.batch import CacheLayout, PagedBatch
-from kernels.cpu.abi import ModelC, load_library
+from kernels.cpu.abi import DRAW, ModelC, load_library
 from tests.kernels.plain_decoder import BLOCK, POSITIONS, Sizes, build
 
 PAGES = 24
@@ -22,7 +23,7 @@ def run(library: str, what: str) -> None:
         made = decoder.Decoder(load_library(Path(library)), build(sizes).model, CacheLayout(sizes.kv_heads, BLOCK, sizes.dim), pool, 2)
         if what == "checked":
             rows = [(1, 0, [23]), (15, 1, [0, 5]), (1, 63, [1, 2, 3, 4]), (70, 30, list(range(6, 13))), (2, POSITIONS - 2, list(range(19)))]
-            made.step(*batch_of(rows))
+            draw_from(made, made.step(*batch_of(rows)).logits.numpy())
         bad = [[(1, 0, [PAGES])], [(1, 0, [-1])], [(1, BLOCK, [0])], [(1, POSITIONS, list(range(20)))]]
         for rows in bad:
             try:
@@ -31,6 +32,16 @@ def run(library: str, what: str) -> None:
                 continue
             raise SystemExit(f"accepted {rows}")
     print("done")  # noqa: T201
+
+
+def draw_from(made: decoder.Decoder, logits: np.ndarray) -> None:
+    """With every filter; the last row ends where the memory does."""
+    last = logits.shape[0] - 1
+    asked = [
+        (last, 1, 7, 0, i, k, 1.0, p, least, logits[last, 1])
+        for i, (k, p, least) in enumerate(product((0, 3, 131), (1.0, 0.9), (0.0, 0.01)))
+    ]
+    assert made.draw(logits, np.array(asked, DRAW)).max() < logits.shape[1]
 
 
 def batch_of(rows: list[tuple[int, int, list[int]]]) -> tuple[np.ndarray, PagedBatch, np.ndarray]:

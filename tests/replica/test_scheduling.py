@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import msgspec
 import pytest
 from core_harness import COST, Driver, PagedRunner, ids, limits
 
+from replica import chunks
 from replica.chunk_budget import ChunkBudget
+from replica.chunks import chunk_row
 from replica.contract.messages import BounceReason, FinishReason, GenerateRequest, SamplingParams, StepTimeCoefficients
 from replica.mock_runner import modelled_step_s
 from replica.plan import Shape
 from replica.scheduling_policy import BYPASSES_MAX
-from replica.step import Step
+from replica.step import Row, Step
 from replica.step_time_fit import StepTimeFit
 
 
@@ -256,14 +260,13 @@ def test_prompt_scores_come_beside_a_decode_in_blocks_of_one_token() -> None:
     assert scored()
 
 
-def test_without_a_right_to_more_than_the_overlap_they_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    fit = ChunkBudget.fit
+def test_a_chunk_that_does_not_judge_the_token_after_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def up_to_its_end(*parts: Any) -> Row:
+        return msgspec.structs.replace(chunk_row(*parts), score_next=None)
 
-    def a_block(budget: ChunkBudget, start: int, wanted: int, at_most: int | None = None, overlap: int = 0) -> int:
-        return fit(budget, start, wanted, at_most)
-
-    monkeypatch.setattr(ChunkBudget, "fit", a_block)
-    assert not scored(500)
+    monkeypatch.setattr(chunks, "chunk_row", up_to_its_end)
+    with pytest.raises(AssertionError, match="the logits before are not in this row"):
+        scored()
 
 
 # --- skip-ahead and its bound (SCH-06; with its trace: test_case_traces) ---

@@ -14,8 +14,8 @@ from replica.engine_thread import EngineThread
 from replica.mock_runner import MockRunner, mock_limits
 from replica.server import ReplicaServer
 from replica.step import Step, StepResult
-from replica.step_time_fit import PRIOR
-from replica.warm_up import rounds, warm_up
+from replica.step_time_fit import PRIOR, StepTimeFit
+from replica.warm_up import rounds, touches, warm_up
 
 SLOW = StepTimeCoefficients(a=0.04, b=0.002, c=0.003, d=2e-6, e=1e-8)  # a machine ten times slower than the prior thinks
 
@@ -139,3 +139,43 @@ def test_the_first_pass_is_brief_only_where_nothing_depends_on_the_shape() -> No
     asked = sum(r.requests * r.prompt_tokens for r in rounds(mock_limits(config)))
     assert computed(Device) == pytest.approx(2 * asked, rel=0.05)
     assert computed(MockRunner) == pytest.approx(1.5 * asked, rel=0.05)
+
+
+@pytest.mark.parametrize("context", [2, 20, 512])
+def test_a_replica_that_is_told_what_steps_take_touches_memory_and_measures_nothing(context: int) -> None:
+    config = EngineConfig(max_model_len=context)
+    clock = Clock()
+    runner = MockRunner(mock_limits(config), SLOW, sleep=clock.sleep)
+    told = StepTimeCoefficients(a=1.0, b=2.0, c=3.0, d=4.0, e=5.0)
+    learnt = warm_up(runner, config, clock, told)
+    assert learnt.coefficients == told and learnt.observed == 0
+    assert (0 < runner.steps <= 8) == (len(touches(runner.limits)) > 0)
+    untold = MockRunner(mock_limits(config), SLOW, sleep=clock.sleep)
+    warm_up(untold, config, clock)
+    assert runner.steps < untold.steps or context == 2
+
+
+def test_what_compiles_for_each_shape_does_so_although_it_is_told() -> None:
+    config = EngineConfig()
+    told = Device(mock_limits(config))
+    warm_up(told, config, Clock(), SLOW)
+    untold = Device(mock_limits(config))
+    warm_up(untold, config, Clock())
+    assert 2 * told.steps == untold.steps
+
+
+async def test_what_a_server_is_told_is_what_it_predicts_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[StepTimeCoefficients | None] = []
+
+    def listening(runner: MockRunner, config: EngineConfig, clock: Callable[[], float], known: StepTimeCoefficients | None) -> StepTimeFit:
+        heard.append(known)
+        return StepTimeFit(known or PRIOR)
+
+    monkeypatch.setattr("replica.server.warm_up", listening)
+    monkeypatch.setattr("replica.server.MockRunner", type("NoMock", (), {"from_config": lambda config: MockRunner.from_config(config)}))
+    server = ReplicaServer(EngineConfig(runner="mock"), replica_id="r", secret=b"s", step_time=SLOW)
+    await server.start()
+    try:
+        assert heard == [SLOW] and server.step_time == SLOW
+    finally:
+        await server.stop()

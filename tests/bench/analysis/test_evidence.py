@@ -7,8 +7,10 @@ from dataclasses import replace
 from msgspec import structs
 
 from bench.analysis.evidence import evidence_of
+from bench.load import Load
 from bench.point import Point, Served
 from bench.record import Outcome
+from bench.slo import Slo
 from bench.timeline import Timeline
 from replica.config import EngineConfig
 from tests.bench.made_up_results import card, point, rows_for
@@ -28,6 +30,17 @@ def test_samples_while_requests_arrive_and_are_complete() -> None:
     assert len(evidence.ttft_by_prompt) == 20
     assert evidence.calmer["ttft_p95_ms"] == 50.0 and evidence.figure("ttft_p95_ms") == 500.0
     assert evidence_of(points, 0, []).calmer == {}
+
+
+def test_of_a_burst_all_samples_until_its_last_answer_count_and_no_lower_load_does() -> None:
+    calm, loaded = two_loads()
+    late = [structs.replace(row, due_ms=0.0, e2e_ms=20_000.0, gaps_ms=[500.0]) for row in rows_for(1)]
+    at_once = replace(loaded, load=Load(rate_per_s=20_000.0), slo=Slo(ttft_ms=100.0, itl_p95_ms=100.0))
+    found = evidence_of((calm, at_once), 1, late)
+    assert [moment.running for moment in found.arriving] == [1, 2] and found.at_once and found.calmer == {}
+    assert found.late_gaps == (20, 20) and len(found.late_prompts) == 19
+    rate = evidence_of((calm, replace(at_once, load=Load(rate_per_s=2.0))), 1, late)
+    assert [moment.running for moment in rate.arriving] == [1] and rate.calmer and not rate.at_once, "the control"
 
 
 def test_only_completed_answers_are_evidence() -> None:

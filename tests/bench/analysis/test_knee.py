@@ -88,8 +88,8 @@ def test_closing_in_on_any_server_ends_with_its_knee_bracketed() -> None:
 
 
 def test_given_rates_are_read_in_order_and_bad_ones_named() -> None:
-    assert rates.parse("2, 0.5,1,2") == (0.5, 1.0, 2.0)
-    for text, word in (("1,x", "'x'"), ("0", "positive"), ("1,inf", "positive"), ("", "''")):
+    assert rates.parse("2, 0.5,1") == (0.5, 1.0, 2.0)
+    for text, word in (("1,x", "'x'"), ("0", "positive"), ("1,inf", "positive"), ("", "''"), ("1,2,1.0", "--repeats")):
         with pytest.raises(ValueError, match=word):
             rates.parse(text)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from bench.analysis import rules
+from bench.analysis.at_load import AtLoad
 from bench.analysis.evidence import Evidence, Moment
+from bench.analysis.next_steps import next_steps
 from bench.analysis.rules import Finding, explain
+from bench.analysis.slo_verdict import verdict
+from bench.report.evidence_text import lines
+from bench.slo import Slo
 
 CALM = Evidence(
     figures={
@@ -56,6 +62,14 @@ def test_client_late() -> None:
     assert rules.client_late(CALM) is None
 
 
+def test_failures_come_first_and_are_named() -> None:
+    failed = replace(with_figures(error_percent=6.0, client_cpu_cores=0.97), problems={"no [DONE]": 1, "timeout": 5})
+    first, second = explain(failed)
+    assert (first.bound, second.bound) == ("failures", "client")
+    assert first.evidence == "6 % of 100 requests failed; 5 × timeout; 1 × no [DONE]"
+    assert rules.failures(with_figures(error_percent=0.5)) is None
+
+
 def test_kv_pressure_by_preemptions() -> None:
     finding = rules.kv_pressure(with_figures(preemptions=7.0, kv_use_max_percent=99.0))
     assert finding is not None and finding.bound == "KV memory" and "7 preemptions in 100 requests" in finding.evidence
@@ -90,13 +104,86 @@ def test_waiting_grows_while_memory_is_free() -> None:
 
 def test_chunk_budget() -> None:
     long_slow = tuple((100 + 100 * i, 100.0 + 60 * i) for i in range(30))
-    finding = rules.chunk_budget(replace(CALM, ttft_by_prompt=long_slow))
+    finding = rules.prompts(replace(CALM, ttft_by_prompt=long_slow))
     assert bound(finding) == "chunk budget" and "a step takes at most 512" in (finding.evidence if finding else "")
-    assert rules.chunk_budget(replace(CALM, ttft_by_prompt=long_slow, budget_tokens=8_192)) is None  # no prompt is chunked
-    assert rules.chunk_budget(with_figures(replace(CALM, ttft_by_prompt=long_slow), queue_p50_ms=1_500.0)) is None  # it is the queue
+    assert rules.prompts(replace(CALM, ttft_by_prompt=long_slow, budget_tokens=8_192)) is None  # no prompt is chunked
+    assert rules.prompts(with_figures(replace(CALM, ttft_by_prompt=long_slow), queue_p50_ms=1_500.0)) is None  # it is the queue
     level = tuple((100 + 100 * i, 300.0) for i in range(30))
-    assert rules.chunk_budget(replace(CALM, ttft_by_prompt=level)) is None
-    assert rules.chunk_budget(replace(CALM, ttft_by_prompt=long_slow[:5])) is None
+    assert rules.prompts(replace(CALM, ttft_by_prompt=level)) is None
+    assert rules.prompts(replace(CALM, ttft_by_prompt=long_slow[:5])) is None
+
+
+BROKEN = replace(
+    with_figures(attainment_percent=60.0),
+    requests=5,
+    slo=Slo(ttft_ms=2_000.0),
+    ttft_by_prompt=((3_500, 2_300.0), (74, 40.0), (300, 120.0), (122, 36.0)),
+)
+
+
+def test_few_answers_are_told_apart_by_the_target_they_missed() -> None:
+    finding = rules.prompts(BROKEN)
+    assert bound(finding) == "chunk budget" and "2300 ms with some 3500 new" in (finding.evidence if finding else "")
+    alone = replace(BROKEN, arriving=(Moment(1.0, 0.0, 20.0), Moment(0.0, 0.0, 0.0), Moment(1.0, 0.0, 20.0)))
+    assert bound(rules.prompts(alone)) == "prefill"
+    assert rules.prompts(with_figures(BROKEN, attainment_percent=100.0)) is None, "the control: nothing was missed"
+
+
+def test_kv_pressure_by_requests_that_do_not_fit() -> None:
+    held = replace(CALM, arriving=tuple(Moment(6.0, 3.0, 84.0) for _ in range(12)))
+    finding = rules.kv_pressure(held)
+    assert bound(finding) == "KV memory" and "84 % of the KV pool was in use by 6.0 running" in (finding.evidence if finding else "")
+    assert rules.kv_pressure(replace(CALM, arriving=tuple(Moment(60.0, 3.0, 84.0) for _ in range(12)))) is None, "small ones fit"
+
+
+def burst(evidence: Evidence) -> Evidence:
+    return replace(evidence, load=AtLoad(math.inf, (evidence.figures,)), calmer={})
+
+
+def test_a_burst_is_no_rate() -> None:
+    crowd = with_figures(growing(8.0, 40.0), attainment_percent=20.0, waiting_max=92.0, shed_percent=10.0, offered_per_s=None)
+    crowd = replace(crowd, slo=Slo(ttft_ms=300.0), calmer={"completed_per_s": 1.5, "ttft_p95_ms": 150.0})
+    assert [finding.bound for finding in explain(burst(crowd))] == ["queue of the burst"]
+    (finding,) = explain(burst(crowd))
+    assert "100 requests at once are 50 s of work" in finding.evidence and "up to 92 waited" in finding.evidence
+    assert [finding.bound for finding in explain(with_figures(crowd, offered_per_s=4.0))] == [
+        "sequence limit",
+        "admission",
+        "load above what is served in time",
+    ], "the control: the same at a rate"
+    assert explain(burst(with_figures(crowd, attainment_percent=99.0, shed_percent=0.0))) == (), "a burst that is kept"
+    level = replace(with_figures(crowd, waiting_max=None, ttft_p95_ms=360.0), ttft_by_prompt=tuple((100, 350.0) for _ in range(100)))
+    assert explain(burst(level)) == (), "all came as soon as the first: nobody queued"
+    assert [each.bound for each in explain(burst(with_figures(level, ttft_p95_ms=3_600.0)))] == ["queue of the burst"]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "said"),
+    [
+        (BROKEN, "SLO broken: 60 % of the requests within it, 95 % are needed. Late first tokens: 1 of 4 answers"),
+        (with_figures(BROKEN, ttft_p95_ms=2_300.0), "SLO broken: TTFT p95 2300 ms > 2000 ms; 60 %"),
+        (with_figures(BROKEN, shed_percent=20.0, kv_use_max_percent=92.8, waiting_max=6.0), "20.0 % shed; 60 %"),
+        (with_figures(BROKEN, shed_percent=20.0, kv_use_max_percent=92.8), "While 20 % were refused, at most 92.8 % of the KV pool"),
+        (replace(BROKEN, late_gaps=(3, 5)), "Gaps above the target: in 3 of 5 answers"),
+        (with_figures(BROKEN, attainment_percent=100.0), "SLO kept: 100 % of the requests within it"),
+        (with_figures(BROKEN, attainment_percent=97.0, shed_percent=3.0), "SLO kept: 97 % of the requests within it; yet 3.0 % shed"),
+        (replace(with_figures(BROKEN, error_percent=5.0), slo=Slo()), "no SLO was given; 5.0 % failed"),
+        (with_figures(BROKEN, attainment_percent=None), "no request can be judged"),
+    ],
+)
+def test_what_broke_is_always_named(evidence: Evidence, said: str) -> None:
+    assert said in verdict(evidence)
+
+
+def test_a_broken_slo_has_a_bound_or_a_next_measurement() -> None:
+    level = tuple((100, 2_100.0) for _ in range(5))
+    unknown = replace(BROKEN, arriving=(), ttft_by_prompt=level, late_gaps=(2, 5))
+    told = lines(unknown)
+    assert told[0].startswith("SLO broken") and told[1].startswith("no bound is seen. Measure next: the server's own figures")
+    for words in ("of 5 a p95 is the slowest", "at a lower load", "--streams 1", "max_num_batched_tokens"):
+        assert words in told[1]
+    assert len(next_steps(replace(BROKEN, requests=100, ttft_by_prompt=(), calmer={"ttft_p95_ms": 1.0}))) == 1
+    assert "likely bound" in lines(BROKEN)[1] and lines(CALM)[1].startswith("no bound shows")
 
 
 def test_admission() -> None:

@@ -10,13 +10,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from bench import processes
+from bench.cli import app
 from bench.load_client import Call
-from bench.peers import comparison, contestant, work_runs
+from bench.peers import comparison, contestant, main, work_runs
 from bench.peers.comparison import AGAIN, Column, column_of, compare, metrics_of, ratio
 from bench.peers.contestant import Contestant, Running
 from bench.peers.home import Home, PeerError
@@ -25,7 +28,8 @@ from bench.peers.peer import Prompts
 from bench.peers.same_model import SameModel
 from bench.peers.table import markdown_of
 from bench.record import RequestRecord
-from bench.result import ROOT, WorkResult
+from bench.result import ROOT, WorkResult, load_result
+from bench.workloads import workload
 from bench.works import Work
 from tests.bench.peers.fake_peer import FakePeer
 
@@ -163,7 +167,7 @@ def test_ours_runs_first_and_last_and_the_drift_shows(fake: FakePeer, tmp_path: 
     own = replace(contestant.of_peer(fake, Home(tmp_path)), name="rantang")
     other = replace(own, name="other")
     absent = contestant.of_peer(FakePeer(tmp_path / "absent.py", name="absent"), Home(tmp_path))
-    columns = compare([own], [other, absent], measure, unchecked, lambda _: None)
+    columns = list(compare([own], [other, absent], measure, unchecked, lambda _: None))
     assert [each.name for each in columns] == ["rantang", "other", "absent", "rantang" + AGAIN]
     names = {metric.name for metric in metrics_of(columns, ["rantang"], [WORK])}
     assert names == {"rantang/other.b", "rantang.drift.b"}
@@ -173,6 +177,44 @@ def test_ours_runs_first_and_last_and_the_drift_shows(fake: FakePeer, tmp_path: 
     table = markdown_of(columns, ["rantang"], [WORK])
     assert "| work |  | rantang | other | rantang again |" in table
     assert "* absent: skipped, not installed: nowhere" in table and "4/4" in table
+
+
+def test_servers_finished_before_a_signal_are_kept(fake: FakePeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = replace(contestant.of_peer(fake, Home(tmp_path)), name="rantang")
+
+    def interrupted(*asked: Any) -> Iterator[Column]:
+        yield from compare([own], [], measure, unchecked, lambda _: None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "compare", interrupted)
+    monkeypatch.setattr(main, "check_of", lambda reference, home: unchecked)
+    monkeypatch.setattr(main, "report_too", lambda path, console: ())
+    with pytest.raises(KeyboardInterrupt):
+        main.compare(main.Request((), "b", "", ("rantang=",), "", 0, tmp_path / "out"), tmp_path)
+    (path,) = (tmp_path / "out").glob("peers-*.json")
+    found = load_result(path)
+    assert [work.name for work in found.works] == ["rantang/b"] and path.with_suffix(".md").exists()
+    assert found.configuration["hashes"] == f"b={workload('b').hash()}" and found.configuration["repeats"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--out", "/proc/nope", "--peers", ""), "no result can be written to /proc/nope"),
+        (("--peers", "vllm,vllm"), "'vllm' is given twice"),
+        (("--ours", "a=--replicas 1", "--ours", "a=--replicas 2", "--peers", ""), "'a' is given twice"),
+        (("--ours", "a again=", "--peers", ""), "a name cannot end in ' again'"),
+        (("--works", "a", "--works", "b"), "--works is given twice"),
+        (("--works", "z"), "unknown work z"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], why: str
+) -> None:
+    monkeypatch.setattr(comparison, "compare", lambda *asked: pytest.fail("started"))
+    given = arguments if "--out" in arguments else ("--out", str(tmp_path), *arguments)
+    done = CliRunner().invoke(app, ["peers", *given])
+    assert done.exit_code == 2 and why in " ".join(done.output.split())
 
 
 def test_ratios_say_who_is_better() -> None:

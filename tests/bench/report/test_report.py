@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,13 @@ from urllib.parse import unquote
 
 import pytest
 from msgspec import structs
+from typer.testing import CliRunner
 
 from bench.analysis.at_load import name_of
 from bench.analysis.number import plain
-from bench.load import Load
+from bench.cli import app
+from bench.console import PlainConsole
+from bench.load import BURST_RATE_PER_S, Load
 from bench.point import Point
 from bench.record import Outcome
 from bench.result import Result, write
@@ -29,7 +33,7 @@ from bench.report.page import Grid, Picture, Section, markdown, render
 from bench.report.pictures import _distribution, curves_of, pictures, telling
 from bench.report.steps import Bar, Panel, draw_steps
 from bench.report.timelines import draw_timeline
-from bench.sweep.runner import BURST_RATE_PER_S
+from bench.report_command import report_too
 
 OTHERS = (Outcome.WRONG, Outcome.ERROR, Outcome.CANCELLED)
 TIMELINE = Timeline((0.0, 1.0, 2.0), (1, 4, 4), (0, 3, 9), (10, 60, 99), (5, 50, None), (0, 0, 3), (0, 0, 2), (None,) * 3)
@@ -158,6 +162,22 @@ def test_the_report_of_a_sweep(tmp_path: Path) -> None:
     assert page.count("<img") == 3
     for words in ("The knee", "knee at 2 req/s &amp; more", "0123456789abcdef", "no bound shows", "commit", "TTFT p95, ms"):
         assert words in page, words
+
+
+def test_signs_of_mathematics_in_a_name_are_drawn_as_they_are(tmp_path: Path) -> None:
+    named = [replace(each, label="$x_{$") for each in a_sweep()[:2]]
+    source = write(Result("sweep-chat", {}, points=tuple(named)), tmp_path, [row for i in range(2) for row in rows_for(i)])
+    assert "$x_{$" in write_report(source)[0].read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    source = write(Result("sweep-chat", {}, points=tuple(a_sweep()[:2])), tmp_path)
+    with source.open("rb") as file:  # a readable result in a folder that takes no file
+        there = Path(f"/proc/self/fd/{file.fileno()}")
+        done = CliRunner().invoke(app, ["report", str(there)])
+        console = PlainConsole(file=io.StringIO())
+        assert report_too(there, console) == () and "no report can be written to /proc/self/fd" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert done.exit_code == 2 and "no report can be written to /proc/self/fd" in done.output
 
 
 def test_a_result_without_points_is_refused(tmp_path: Path) -> None:

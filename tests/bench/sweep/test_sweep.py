@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.at_load import BURST_RATE_PER_S
-from bench.load import Load
+from bench.hours import spoken
+from bench.load import BURST_RATE_PER_S, Load
 from bench.measurement import Question
 from bench.mock_openai import Fault, Pace
 from bench.point import Point
@@ -17,7 +17,7 @@ from bench.request_log import RequestRow
 from bench.server import ServerOptions
 from bench.slo import Slo
 from bench.sweep.carry_out import begin, carry_out
-from bench.sweep.eta import eta_s, spoken
+from bench.sweep.eta import eta_s
 from bench.sweep.plan import SweepOptions, plan_sweep, slug
 from bench.sweep.runner import Extent, Sweep
 from bench.sweep.state import FILE, ResumeError, SweepState, resume
@@ -140,7 +140,7 @@ def test_a_broken_state_is_refused(tmp_path: Path) -> None:
 def test_time_to_go() -> None:
     assert eta_s((1.0, 2.0), 20, 1, ()) == 30.0
     assert eta_s((1.0,), 20, 3, (4.0, 6.0)) == 75.0
-    assert [spoken(each) for each in (0.4, 45, 200, 3_900)] == ["0 s", "45 s", "3 min 20 s", "1 h 5 min"]
+    assert [spoken(each) for each in (0.4, 45, 200, 3_900, 183_700)] == ["0 s", "45 s", "3 min 20 s", "1 h 5 min", "2 days 3 h"]
 
 
 def options(url: str | None, folder: Path) -> SweepOptions:
