@@ -36,6 +36,7 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     service_s: float  # by how much it delays whoever comes after it
     token_s: float = 0.0  # of that, per token to prefill
     alone_tpot_s: float = 0.0  # a step's time if it had the replica to itself
+    left_s: float = 0.0  # of the step that runs
     idle_s: float = 0.0  # until all who are there now are through
 
 
@@ -70,6 +71,7 @@ class Outlook(msgspec.Struct, frozen=True, gc=False):
     chunk: float  # prefill tokens per step
     began_s: float | None  # the step that runs, by the router's clock; None: none does
     running_s: float  # that it takes
+    left_s: float  # of it
     backlog: float  # tokens to prefill after it
     step_s: float  # a full step while there is backlog, else the base
     drain_s: float  # until the backlog leaves room in a step
@@ -89,7 +91,7 @@ def outlook(view: ReplicaView, output_tokens: float, now: float) -> Outlook:
     if state.began_s is None:
         return state
     left_s = max(0.0, state.running_s - max(0.0, now - state.began_s))
-    return msgspec.structs.replace(state, drain_s=state.drain_s + left_s, short_drain_s=state.short_drain_s + left_s)
+    return msgspec.structs.replace(state, left_s=left_s, drain_s=state.drain_s + left_s, short_drain_s=state.short_drain_s + left_s)
 
 
 def _outlook(view: ReplicaView, there: int, output_tokens: float) -> Outlook:
@@ -123,6 +125,7 @@ def _outlook(view: ReplicaView, there: int, output_tokens: float) -> Outlook:
         chunk=chunk,
         began_s=began_s,
         running_s=base_s + slope_s * running,
+        left_s=0.0,
         backlog=backlog,
         step_s=full_s,
         drain_s=steps * full_s,
@@ -188,6 +191,7 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
     return Forecast(
         wait_s=wait_s,
         ttft_s=wait_s + own_s,
+        left_s=ahead.left_s,
         score_s=wait_s + own_s - excused * ahead.slope_s,
         tpot_s=k.a
         + k.c * min(limits.max_num_seqs, ahead.there + request.choices)
