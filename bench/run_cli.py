@@ -119,7 +119,7 @@ def run(
             if slo != Slo():
                 raise ValueError("--slo gives all targets: leave the single ones out")
             slo = parse_slo(slo_text)
-        names = [name for given_names in workloads or ["chat"] for name in given_names.split(",") if name]
+        names = [name for given_names in workloads or ["chat"] for name in map(str.strip, given_names.split(",")) if name]
         fit = Fit(length_scale, context_tokens)
         tried = [*(changes or ()), *(command.CONTROLS if controls else ())]
         folder = out or RESULTS

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench import golden, result
+from bench.connection import Target
 from bench.console import new_console
 from bench.golden import Golden
 from bench.out_folder import check_folder, writing
@@ -131,7 +132,9 @@ def ours_of(text: str) -> Contestant:
 
 
 def contestant_of(name: str, home: Home) -> Contestant:
+    """A peer by its name, or whoever listens at an URL. Raises ValueError for what is neither."""
     if "://" in name:
+        Target.parse(name)
         model = first_model(name.rstrip("/").removesuffix("/v1")).get("id")
         return contestant.of_url(name, Prompts(str(model) if model else Prompts().model, ask_ids=False))
     return contestant.of_peer(peer(name, home), home)

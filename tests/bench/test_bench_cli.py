@@ -99,6 +99,9 @@ def test_run_writes_all_four_files(mock_url: StartMock, tmp_path: Path) -> None:
         (("-w", "chat@1", "--requests", "9000", "--repeats", "2"), "become due over 5 h"),
         (("-w", "chat@1", "--duration-s", "1e12"), "only with --max-hours"),
         (("-w", "chat@1000", "--duration-s", "14000"), "requests must be from 1 to 200,000, got 14,000,000"),
+        (("--speed", "1e-320"), "more time than there is"),
+        (("-w", "chat", "--rate", "1e-308"), "more time than there is"),
+        (("--url", "http://127.0.0.1:1", "--api-key", "a\nb"), "an API key is one line"),
         (("--max-hours", "0"), "max_hours must be a positive number"),
         (("-w", "chat,a", "--duration-s", "5"), "a duration is of arrivals at a rate, and none is given"),
         (("--arrivals", "often", "--rate", "1"), "there are workload, poisson, gamma, even"),
@@ -165,6 +168,15 @@ def test_controls_change_one_thing_at_a_time() -> None:
     for label, options in made[1:]:
         name, value = label.split("=")
         assert dict(options.settings) == {"dtype": "float32", name: value}
+
+
+def test_what_is_given_loosely_is_understood(mock_url: StartMock, tmp_path: Path) -> None:
+    address = mock_url().removeprefix("http://")
+    asked = ("--requests", "1", "--out", str(tmp_path), "--url", address)
+    status, text = said("run", "-w", " a, b ", *asked)
+    assert status == 0 and "b, closed loop, 8 streams" in text
+    status, text = said("run", "-w", "a", *asked, "--timeout-s", "1e-9")
+    assert status == 1 and "1 × timeout" in text, "and a run without length divides nothing by 0"
 
 
 def test_nothing_completed_is_status_1(mock_url: StartMock, tmp_path: Path) -> None:

@@ -206,6 +206,7 @@ def test_servers_finished_before_a_signal_are_kept(fake: FakePeer, tmp_path: Pat
         (("--ours", "a again=", "--peers", ""), "a name cannot end in ' again'"),
         (("--works", "a", "--works", "b"), "--works is given twice"),
         (("--works", "z"), "unknown work z"),
+        (("--peers", "ftp://x"), "not an http(s) URL: 'ftp://x'"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_starts(
