@@ -1,8 +1,8 @@
 """What a form of the weights costs in quality: an engine in this process against recorded float32 outputs.
 
-`python -m bench.cpu_quality GOLDEN.json [--form bfloat16|w8a8|w4a8 …]`. For each form, over the recorded tokens, each computed after
-the recorded ones before it: how often the likeliest token is float32's, the mean |Δ log p| of the recorded token and the worst
-prompt's, the perplexity beside float32's; and, generating greedily, at which float32 top-2 gap the first other token comes.
+`python -m bench.cpu_quality GOLDEN.json [--form bfloat16|w8a8|w4a8 …] [--kv-cache-dtype int8]`. For each form, over the recorded tokens,
+each computed after the recorded ones before it: how often the likeliest token is float32's, the mean |Δ log p| of the recorded token and
+the worst prompt's, the perplexity beside float32's; and, generating greedily, at which float32 top-2 gap the first other token comes.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("golden", type=Path, help="recorded outputs")
     parser.add_argument("--form", choices=sorted(FORMS), action="append", help="all unless given")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "int8"), default="auto")
     options = parser.parse_args()
     try:
         golden = load(options.golden)
@@ -108,6 +109,7 @@ def main() -> int:
             {
                 "dtype": "bfloat16",
                 "quantization": FORMS[form],
+                "kv_cache_dtype": options.kv_cache_dtype,
                 "kv_cache_memory_bytes": POOL_BYTES,
                 "num_threads": len(os.sched_getaffinity(0)),
             }
