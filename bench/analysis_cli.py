@@ -38,6 +38,14 @@ TextPrompts = Annotated[bool, typer.Option("--text-prompts", help="For servers t
 NoIds = Annotated[bool, typer.Option("--no-ids", help="Do not ask for token ids in the answer.")]
 TimeoutS = Annotated[float, typer.Option(help="Of one request.")]
 MaxHours = Annotated[float, typer.Option(help="What takes longer by its arrivals alone is refused.")]
+LengthScale = Annotated[float, typer.Option(help="Of a trace's lengths.")]
+ContextTokens = Annotated[int, typer.Option(help="Longer requests of a trace are cut to it.")]
+Wanted = Annotated[float | None, typer.Option(help="Accepted responses per second that are wanted; else each is judged at its knee.")]
+Read = Annotated[list[Path] | None, typer.Option(metavar="RESULT", help="Weigh finished sweeps instead of running any.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--change", metavar="NAME=VALUE[,…]", help="A configuration beside the baseline; replicas=2 is one too."),
+]
 Restart = Annotated[bool, typer.Option("--restart", help="Throw away what an interrupted sweep has finished.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the results; bench/results unless given.")]
 ResultPath = Annotated[Path, typer.Argument(metavar="RESULT", help="A result file (JSON).")]
@@ -56,6 +64,8 @@ def sweep(
     requests: Requests = None,
     repeats: Repeats = 1,
     seed: Seed = 0,
+    length_scale: LengthScale = 1.0,
+    context_tokens: ContextTokens = 8192,
     refinements: Refinements = 3,
     burst: Burst = True,
     price_per_hour: Price = None,
@@ -78,12 +88,13 @@ def sweep(
     from bench.sweep.carry_out import begin
     from bench.sweep.plan import SweepOptions, plan_sweep
     from bench.sweep_command import sweep as run
+    from bench.traces import Fit
 
     with usage_errors():
         server = _server(url, model, api_key, replicas, settings, (text_prompts, no_ids, timeout_s))
         options = SweepOptions(
             workload, parse_slo(slo), server, rates, requests, repeats, seed, refinements, burst, price_per_hour,
-            folder=out or RESULTS, max_hours=max_hours,
+            folder=out or RESULTS, max_hours=max_hours, fit=Fit(length_scale, context_tokens),
         )  # fmt: skip
         plan = plan_sweep(options)
         check_folder(options.folder)
@@ -95,19 +106,16 @@ def choose(
     context: typer.Context,
     *,
     slo: SloText = SLO_DEFAULT,
-    load: Annotated[
-        float | None, typer.Option(help="Accepted responses per second that are wanted; else each is judged at its knee.")
-    ] = None,
-    read: Annotated[list[Path] | None, typer.Option(metavar="RESULT", help="Weigh finished sweeps instead of running any.")] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--change", metavar="NAME=VALUE[,…]", help="A configuration beside the baseline; replicas=2 is one too."),
-    ] = None,
+    load: Wanted = None,
+    read: Read = None,
+    changes: Changes = None,
     workload: WorkloadName = "chat",
     rates: Rates = "auto",
     requests: Requests = None,
     repeats: Repeats = 1,
     seed: Seed = 0,
+    length_scale: LengthScale = 1.0,
+    context_tokens: ContextTokens = 8192,
     refinements: Refinements = 2,
     price_per_hour: Price = None,
     replicas: Replicas = None,
@@ -115,6 +123,8 @@ def choose(
     url: Url = None,
     model: Model = None,
     api_key: ApiKey = "",
+    text_prompts: TextPrompts = False,
+    no_ids: NoIds = False,
     timeout_s: TimeoutS = 600.0,
     max_hours: MaxHours = HOURS_MAX,
     restart: Restart = False,
@@ -128,6 +138,7 @@ def choose(
     from bench.out_folder import check_folder
     from bench.result import RESULTS
     from bench.sweep.plan import SweepOptions
+    from bench.traces import Fit
 
     with usage_errors():
         targets = parse_slo(slo)
@@ -140,10 +151,10 @@ def choose(
                 raise ValueError(f"finished sweeps are read, or configurations swept: {', '.join(unread)} says nothing with --read")
             asked = targets if "slo" in given else None
             raise typer.Exit(choose_command.choose_from_files(read, demand, new_console(), priced=priced, asked=asked))
-        server = _server(url, model, api_key, replicas, settings, (False, False, timeout_s))
+        server = _server(url, model, api_key, replicas, settings, (text_prompts, no_ids, timeout_s))
         base = SweepOptions(
             workload, targets, server, rates, requests, repeats, seed, refinements, True, price_per_hour,
-            folder=out or RESULTS, max_hours=max_hours,
+            folder=out or RESULTS, max_hours=max_hours, fit=Fit(length_scale, context_tokens),
         )  # fmt: skip
         plans = choose_command.plans_of(base, changes or ())
         check_folder(base.folder)

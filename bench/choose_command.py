@@ -33,7 +33,7 @@ MARKS = {True: "yes", False: "NO", None: "?"}
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The decision with what it was taken from."""
+    """The decision with what it was taken from. `answers` are of the winner, else of who brought the most within the SLO."""
 
     choice: Choice
     demand: Demand
@@ -54,9 +54,12 @@ def plans_of(base: SweepOptions, changes: Sequence[str]) -> list[SweepPlan]:
     """All checked before the first stack starts."""
     if changes and base.server.url is not None:
         raise ValueError("configurations can be swept only on stacks that are started here: leave --url out")
-    if len(set(changes)) != len(changes):
-        raise ValueError("a configuration is given twice")
-    return [plan_sweep(options) for options in configurations(base, changes)]
+    plans = [plan_sweep(options) for options in configurations(base, changes)]
+    for i, plan in enumerate(plans):
+        same = next((other for other in plans[:i] if other.options.server == plan.options.server), None)
+        if same is not None:
+            raise ValueError(f"a configuration is given twice: {plan.options.label} is {same.options.label}")
+    return plans
 
 
 def begin_all(plans: Sequence[SweepPlan], *, restart: bool) -> list[SweepState]:
@@ -94,6 +97,8 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
 
 def choose_from_files(sources: Sequence[Path], demand: Demand, console: Console, *, priced: bool, asked: Slo | None = None) -> int:
     """Read sweeps instead of running them. Raises ValueError for what cannot be weighed, or was judged by another SLO than `asked`."""
+    if len({source.resolve() for source in sources}) < len(sources):
+        raise ValueError("a sweep is given twice")
     points: list[Point] = []
     rows: list[RequestRow] = []
     for source in sources:
@@ -109,8 +114,12 @@ def choose_from_files(sources: Sequence[Path], demand: Demand, console: Console,
 
 def decide(candidates: Sequence[Candidate], demand: Demand, context_tokens: int | None, *, priced: bool) -> Chosen:
     choice = choose(candidates, demand)
-    answers = checklist(choice.winner, demand.slo, context_tokens) if choice.winner else ()
-    return Chosen(choice, demand, answers, priced)
+    return Chosen(choice, demand, checklist(asked_of(choice), demand.slo, context_tokens), priced)
+
+
+def asked_of(choice: Choice) -> Verdict:
+    """Whom the four questions are put to."""
+    return choice.winner or max((verdict for verdict, _ in choice.others), key=lambda verdict: verdict.knee.peak_goodput_per_s or 0.0)
 
 
 def show(chosen: Chosen, console: Console) -> None:
@@ -131,7 +140,7 @@ def show(chosen: Chosen, console: Console) -> None:
 def headline(chosen: Chosen) -> str:
     winner = chosen.choice.winner
     if winner is None:
-        return "no configuration keeps the SLO at this load"
+        return f"no configuration keeps the SLO at this load; {asked_of(chosen.choice).candidate.name} brought the most within it"
     alone = "; nothing else was tried" if not chosen.choice.others else ""
     return f"choose {winner.candidate.name}{alone}"
 

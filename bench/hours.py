@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from bench.positive import check_positive
 
 HOURS_MAX = 4.0  # unless asked for more
@@ -17,7 +19,9 @@ def check_hours(expected_s: float, hours_max: float) -> None:
 
 
 def spoken(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `1 h 5 min`, `2 days 3 h`."""
+    """`45 s`, `3 min 20 s`, `1 h 5 min`, `2 days 3 h`; in words where it has no end."""
+    if not math.isfinite(seconds):
+        return "more time than there is"
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.console import new_console
+from bench.out_folder import writing
 from bench.point import Point
 from bench.request_log import SUFFIX, RequestRow, read_rows, write_rows
 from bench.summary import Summary
@@ -151,7 +152,8 @@ def show(result: Result, folder: Path = RESULTS) -> None:
         table.add_row(metric.name, "–" if metric.value is None else f"{metric.value:g}", metric.unit, metric.bound, mark)
     console = new_console()
     console.print(table)
-    path = write(result, folder)
+    with writing(folder):
+        path = write(result, folder)
     console.print(f"written to {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name}")
 
 

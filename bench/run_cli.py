@@ -9,6 +9,8 @@ import typer
 
 from bench.analysis_cli import (
     ApiKey,
+    ContextTokens,
+    LengthScale,
     MaxHours,
     Model,
     NoIds,
@@ -40,8 +42,6 @@ ArrivalsName = Annotated[str, typer.Option(help="workload (its own pattern), poi
 Burstiness = Annotated[float, typer.Option(help="Shape of gamma arrivals; below 1 they come in bursts.")]
 Speed = Annotated[float, typer.Option(help="The workload's own times, so many times as fast.")]
 DurationS = Annotated[float | None, typer.Option(help="Of arrivals at a rate, instead of a number of requests.")]
-LengthScale = Annotated[float, typer.Option(help="Of a trace's lengths.")]
-ContextTokens = Annotated[int, typer.Option(help="Longer requests of a trace are cut to it.")]
 SloOfAll = Annotated[str, typer.Option("--slo", help="All targets at once, as of `sweep`: ttft_ms=2000,itl_p95_ms=200.")]
 TtftMs = Annotated[float | None, typer.Option(help="A response is accepted when its first token came so soon,")]
 ItlMs = Annotated[float | None, typer.Option(help="95 % of its gaps between tokens were no longer,")]
@@ -119,7 +119,7 @@ def run(
             if slo != Slo():
                 raise ValueError("--slo gives all targets: leave the single ones out")
             slo = parse_slo(slo_text)
-        names = [name for given_names in workloads or ["chat"] for name in given_names.split(",") if name]
+        names = [name for given_names in workloads or ["chat"] for name in map(str.strip, given_names.split(",")) if name]
         fit = Fit(length_scale, context_tokens)
         tried = [*(changes or ()), *(command.CONTROLS if controls else ())]
         folder = out or RESULTS

@@ -16,6 +16,7 @@ from bench.console import new_console
 from bench.hours import HOURS_MAX, check_hours, spoken
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
+from bench.out_folder import writing
 from bench.positive import check_positive
 from bench.report_command import report_too
 from bench.request_log import SUFFIX
@@ -142,7 +143,7 @@ def run(planned: Plan) -> int:
     timeless = dict.fromkeys(each.workload.name for each in planned.asked if each.load.rate_per_s is None)
     if planned.options.duration_s is not None and timeless:
         console.print(f"without a rate no duration is kept, and all requests are sent: {', '.join(timeless)}")
-    if planned.expected_s:
+    if planned.expected_s >= 1:
         console.print(f"the requests become due over {spoken(planned.expected_s)} in all")
     try:
         failed = _measure_all(planned, measured, console)
@@ -193,7 +194,12 @@ def configurations(base: ServerOptions, changes: Sequence[str]) -> Iterator[tupl
 
 
 def write(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[Path, ...]:
-    """JSON, Markdown, CSV and, where there are any, the requests; their paths."""
+    """JSON, Markdown, CSV and, where there are any, the requests; their paths. Raises SystemExit where they cannot be written."""
+    with writing(folder):
+        return _written(outcome, measured, folder)
+
+
+def _written(outcome: Result, measured: Sequence[Measured], folder: Path) -> tuple[Path, ...]:
     path = result.write(outcome, folder, [row for each in measured for row in each.rows])
     by_work: dict[str, list[Measured]] = {}
     for each in measured:

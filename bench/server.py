@@ -55,6 +55,8 @@ class ServerOptions:
     ask_replicas: bool = False  # at a URL: the number that the server says counts, where it says one
 
     def __post_init__(self) -> None:
+        if self.url is not None and "://" not in self.url:
+            object.__setattr__(self, "url", f"http://{self.url}")
         replicas = self.settings.get("replicas", "")
         if self.url is None and re.fullmatch("[0-9]{1,6}", replicas):  # `check` names what is no number
             object.__setattr__(self, "replicas", int(replicas))
@@ -65,6 +67,8 @@ def check(options: ServerOptions) -> None:
     """Raises ValueError for options that make no server."""
     if options.replicas < 1 or not 0 < options.timeout_s < float("inf"):
         raise ValueError("a server has at least one replica, and a request some time")
+    if not options.api_key.isprintable():
+        raise ValueError("an API key is one line of printable text")
     if options.url is None:
         serve_arguments(options)
         return

@@ -101,6 +101,7 @@ def lead(ranks: int, requests: int, count: int, chunk: int) -> tuple[list[float]
         encoded.append(time.perf_counter())
         group.send(data)
         sizes.append(len(data))
+        encoder.prepare()
     group.send(encode_stop())
     gloo_began = []
     buffer = torch.zeros(size, dtype=torch.uint8)

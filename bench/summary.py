@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from bench.quantiles import Spread, spread_ms
 from bench.record import Outcome, RequestRecord
 
+SHORTEST_S = 0.001  # of a run: what divides rates is never 0
+
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
@@ -58,7 +60,7 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
         shed=len(shed),
         errors=len(bad),
         cancelled=sum(record.outcome is Outcome.CANCELLED for record in records),
-        duration_s=round(duration_s, 3),
+        duration_s=max(round(duration_s, 3), SHORTEST_S),
         completed_per_s=round(len(good) / duration_s, 3),
         output_tokens_per_s=round(output_tokens / duration_s, 2),
         prompt_tokens=sum(record.counts.prompt_tokens or 0 for record in good),

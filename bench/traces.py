@@ -167,11 +167,13 @@ def _azure(path: Path) -> Iterable[Line]:
                 raise ValueError(f"{path.name}, line {number}: no column {', '.join(missing)}")
             columns = [cells.index(name) for name in AZURE_FIELDS]
             continue
+        if len(cells) <= max(columns):
+            raise ValueError(f"{path.name}, line {number}: fewer columns than the first line")
         try:
             time, prompt, output = (cells[column] for column in columns)
             at = azure_time(time)
             first = first or at
             line = {"timestamp": (at - first).total_seconds() * 1e3, "input_length": int(prompt), "output_length": int(output)}
             yield msgspec.convert(line, Line)
-        except (ValueError, IndexError, msgspec.MsgspecError) as error:
+        except (ValueError, msgspec.MsgspecError) as error:
             raise ValueError(f"{path.name}, line {number}: {error}") from error

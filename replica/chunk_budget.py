@@ -39,11 +39,10 @@ class ChunkBudget:
         half._half_of = self
         return half
 
-    def fit(self, start: int, wanted: int, at_most: int | None = None, overlap: int = 0) -> int:
+    def fit(self, start: int, wanted: int, at_most: int | None = None) -> int:
         """Tokens of a chunk from position `start` that may still join: 0 … wanted, and no more than `at_most`.
 
-        A chunk cut short ends with a block, if it gets past the `overlap` tokens that it computes a second time. The first of a step
-        has a right to a token more than those, whatever the size of a block.
+        A chunk cut short ends with a block, if there is one.
         Where prompts are computed `whole`, all or nothing: the step's first always, another one if the budget holds all of it.
         """
         if self._whole:
@@ -51,10 +50,10 @@ class ChunkBudget:
             return wanted if self._untouched or wanted <= affordable else 0
         count = min(wanted, self.tokens) if at_most is None else min(wanted, self.tokens, at_most)
         if self._seconds is not None:
-            count = min(count, max(self._affordable(start), max(self._block_size, overlap + 1) if self._untouched else 0))
+            count = min(count, max(self._affordable(start), self._block_size if self._untouched else 0))
         if count < wanted:
             whole = (start + count) // self._block_size * self._block_size - start
-            if whole > overlap:
+            if whole > 0:
                 count = whole
             elif not self._untouched:
                 return 0  # less than a block, and the step has prefill already: wait for a whole one

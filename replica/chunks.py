@@ -12,29 +12,30 @@ from replica.step import Row
 def add_chunk(builder: PlanBuilder, budget: ChunkBudget, kv: KvManager, request: Request, tokens_max: int | None) -> bool:
     """As much of `request` as the budget and `tokens_max` allow; False if that is nothing."""
     start = request.computed
-    overlap = 0
-    if start and request.scoring is not None and request.unscored and start == len(request.scoring.scores):
-        overlap = 1  # the score of its first token needs the logits of the token before, in the same row
-    start -= overlap
-    count = budget.fit(start, len(request.tokens) - start, None if tokens_max is None else tokens_max + overlap, overlap)
-    if count <= overlap:
+    count = budget.fit(start, len(request.tokens) - start, tokens_max)
+    if count < 1:
         return False
     budget.spend(start, count)
+    request.history.left_out = 0
     builder.add_chunk(request, chunk_row(request, start, count))
     kv.announce(request, start + count)
     return True
 
 
 def chunk_row(request: Request, start: int, count: int) -> Row:
-    """Positions start … start+count-1: draws if they reach the end and a token may follow, scores what has no score yet."""
+    """Positions start … start+count-1: draws if they reach the end and a token may follow, scores what has no score yet.
+
+    The last position of a chunk judges the token after it, so no chunk computes anything for the sake of a score.
+    """
     end = start + count
     draws = end == len(request.tokens) and end < request.tokens_max
-    score_from = None
+    score_from = score_next = None
     score_top = 0
     scoring = request.scoring
-    if scoring is not None and len(scoring.scores) < min(end, request.terms.prompt_length):
+    if scoring is not None and len(scoring.scores) < min(end + 1, request.terms.prompt_length):
         score_from = len(scoring.scores)
         score_top = scoring.top
+        score_next = request.tokens[end] if end < request.terms.prompt_length else None
     return Row(
         request=request.number,
         tokens=request.tokens[start:end],
@@ -43,4 +44,5 @@ def chunk_row(request: Request, start: int, count: int) -> Row:
         draw=request.draw if draws else None,
         score_from=score_from,
         score_top=score_top,
+        score_next=score_next,
     )

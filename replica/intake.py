@@ -39,8 +39,6 @@ class Intake:
         fault = fault_of(message, self._limits)
         if fault:
             return Bounce(message.attempt, BounceReason.BAD_REQUEST, fault)
-        if message.sampling.prompt_logprobs is not None and self._limits.max_num_batched_tokens < 2:
-            return Bounce(message.attempt, BounceReason.BAD_REQUEST, "prompt_logprobs needs steps of at least 2 tokens")
         limit = self._context_tokens
         needed = len(message.prompt_ids) + 1
         if needed > limit or needed - 1 + len(message.emitted_ids) > limit:

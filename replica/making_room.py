@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from replica.growth import Forecast, lacks_page
+from replica.rehearsal import Rehearsal, Start
 from replica.request import Request
 from replica.roster import Roster
 from replica.victim import ChooseVictim, choose_lower, may_yield
@@ -28,26 +29,27 @@ def make_room_for_growth(roster: Roster, choose: ChooseVictim) -> bool:
     return yielded
 
 
-def make_room_for_urgent(roster: Roster) -> None:
-    """Preempt strictly less urgent requests for waiting ones that lack a slot or pages, and start if they get them."""
-    started: list[tuple[Request, int]] = []  # who will start before, and the blocks each takes
+def make_room_for_urgent(roster: Roster, rehearsal: Rehearsal) -> None:
+    """Preempt strictly less urgent requests for waiting ones that lack a slot or pages, and start in this step if they get them."""
+    started: list[Start] = []  # who will start before
     for request in roster.waiting.first(_URGENT_MAX):
         if not any(may_yield(other, request.priority) for other in roster.running):
             return  # nor to one of those behind, who are no more urgent
-        victims = _victims_for(roster, request, started)
+        match = roster.kv.match(request)
+        victims = _victims_for(roster, (request, match), started, rehearsal)
         if victims is not None:
             for victim in victims:
                 roster.preempt(victim)
-            started.append((request, roster.kv.match(request).needed))
+            started.append((request, match))
         elif roster.waiting.is_aged(request):
             return  # nobody starts before it
 
 
-def _victims_for(roster: Roster, request: Request, started: list[tuple[Request, int]]) -> list[Request] | None:
-    """Who has to yield so that `request` starts beside `started` and those who stay; None if it cannot, whoever yields."""
+def _victims_for(roster: Roster, start: Start, started: list[Start], rehearsal: Rehearsal) -> list[Request] | None:
+    """Who has to yield so that `start` is made beside `started` and those who stay; None if it cannot, whoever yields."""
     pool, size = roster.kv.pool, roster.kv.block_size
-    match = roster.kv.match(request)
-    lacking = match.needed - pool.available + sum(needed for _, needed in started)
+    request, match = start
+    lacking = match.needed - pool.available + sum(other.needed for _, other in started)
     lacking += sum(lacks_page(other, size) for other in roster.running)
     slots = roster.free_slots - len(started)
     if lacking > sum(other.history.own_blocks + 1 for other in roster.running if may_yield(other, request.priority)):
@@ -67,11 +69,14 @@ def _victims_for(roster: Roster, request: Request, started: list[tuple[Request, 
         for block in victim.blocks:
             released[block] += 1
             freed += block not in shared and released[block] == pool.references(block)
-    return victims if _starts(roster, request, match.needed, started, staying, freed) else None
+    if victims and not rehearsal.gets_a_chunk(start, staying, started):
+        return None
+    return victims if _starts(roster, start, started, staying, freed) else None
 
 
-def _starts(roster: Roster, request: Request, needed: int, started: list[tuple[Request, int]], staying: list[Request], freed: int) -> bool:
+def _starts(roster: Roster, start: Start, started: list[Start], staying: list[Request], freed: int) -> bool:
     """The rule by which it will be started (replica.starting): alone, where others would yield to it, or if everybody's growth fits."""
+    request, match = start
     if any(other.priority > request.priority for other in staying) or not (staying or started):
         return True
     everyone = Forecast(
@@ -81,6 +86,6 @@ def _starts(roster: Roster, request: Request, needed: int, started: list[tuple[R
         running=staying,
         growth=roster.growth,
     )
-    for other, taken in started:
-        everyone.add(other, taken)
-    return everyone.fits(request, needed)
+    for other, found in started:
+        everyone.add(other, found.needed)
+    return everyone.fits(request, match.needed)

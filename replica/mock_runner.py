@@ -71,7 +71,7 @@ class MockRunner:
     def _outcome(self, row: Row) -> Outcome:
         scores: tuple[TokenLogprobs | None, ...] = ()
         if row.score_from is not None:
-            end = row.start + len(row.tokens)
+            end = row.start + len(row.tokens) + (row.score_next is not None)
             scores = tuple(self._score(row, position) for position in range(row.score_from, end))
         if row.draw is None:
             return Outcome(scores=scores)
@@ -94,7 +94,12 @@ class MockRunner:
         return token
 
     def _score(self, row: Row, position: int) -> TokenLogprobs | None:
-        return None if position == 0 else self._alternatives(row.tokens[position - row.start], row.score_top)
+        if position == 0:
+            return None
+        at = position - row.start
+        token = row.tokens[at] if at < len(row.tokens) else row.score_next
+        assert token is not None
+        return self._alternatives(token, row.score_top)
 
     def _alternatives(self, token: int, count: int) -> TokenLogprobs:
         vocab = self._limits.vocab_size

@@ -53,6 +53,7 @@ class History:
     preemptions: int = 0
     preempted_at_step: int | None = None
     bypasses: int = 0  # later requests that were started before this one
+    left_out: int = 0  # steps in a row in which it was partly computed and had no chunk
     shared_waits: int = 0  # steps it stood back for a block that another request was writing
     suspect_until: int = 0  # it was in a step that failed: runs alone until `computed` gets here
 
@@ -121,6 +122,11 @@ class Request:
     def remaining(self) -> int:
         """Tokens still to compute before the next one can be drawn."""
         return len(self.tokens) - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """One token is all it lacks, and nothing of its prompt is to be scored."""
+        return self.remaining == 1 and not self.unscored
 
     @property
     def unscored(self) -> bool:

@@ -14,7 +14,7 @@ from kernels.batch import Int32
 from kernels.cpu.pages import scrub
 from kernels.ops import Operators, use_threads
 from replica.config import EngineConfig
-from replica.contract.messages import EngineLimits, TokenLogprobs
+from replica.contract.messages import EngineLimits
 from replica.device_sampler import sample_on_device
 from replica.forward import Computed, Forward, last_tokens
 from replica.held_model import OnStage, Stages, hold_model
@@ -110,7 +110,8 @@ class ModelRunner:
                 if outcome.error:
                     self._scrub(inputs.batch.tables[index])
                 if row.score_from is not None:
-                    scores = _score(self._held.forward, inputs, computed.hidden, index, row.score_from, row.score_top)
+                    first, last = int(inputs.first_tokens[index]), int(inputs.last_tokens[index])
+                    scores = score_prompt(row, computed.hidden[first : last + 1], self._held.forward.logits)  # a collective, as in `follow`
                     outcome = Outcome(outcome.token, outcome.logprobs, scores, outcome.error)
                 outcomes.append(outcome)
             return StepResult(step.step_id, tuple(outcomes))
@@ -132,7 +133,8 @@ class ModelRunner:
                 self._scrub(inputs.batch.tables[index])
         for index, score_from in step.scored:
             first, end = int(inputs.first_tokens[index]), int(inputs.last_tokens[index]) + 1
-            for _ in scored_logits(int(inputs.batch.starts[index]), score_from, computed.hidden[first:end], self._held.forward.logits):
+            start, draws = int(inputs.batch.starts[index]), index in inputs.drawing
+            for _ in scored_logits(start, score_from, draws, computed.hidden[first:end], self._held.forward.logits):
                 pass  # the collective alone: rank 0 reads them
 
     @torch.inference_mode()
@@ -171,13 +173,6 @@ def _draw(step: Step, inputs: StepInputs, computed: Computed, eos_token_ids: fro
     else:
         drawn = sample(computed.logits.cpu(), draws, eos_token_ids, computed.best, computed.drawer)
     return dict(zip(inputs.drawing, drawn, strict=True))
-
-
-def _score(forward: Forward, inputs: StepInputs, hidden: Tensor, index: int, score_from: int, top: int) -> tuple[TokenLogprobs | None, ...]:
-    """Of one row. A collective: all ranks score the same rows in the same order."""
-    first, end = int(inputs.first_tokens[index]), int(inputs.last_tokens[index]) + 1
-    tokens, start = inputs.token_ids[first:end].tolist(), int(inputs.batch.starts[index])
-    return score_prompt(tokens, start, score_from, top, hidden[first:end], forward.logits)
 
 
 def _broken(hidden: Tensor, inputs: StepInputs) -> dict[int, Outcome]:

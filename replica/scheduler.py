@@ -7,6 +7,7 @@ requests. What decides each of these is in making_room, chunk_budget and startin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from replica.chunk_budget import ChunkBudget
 from replica.chunks import add_chunk
@@ -14,6 +15,7 @@ from replica.contract.messages import StepTimeCoefficients
 from replica.making_room import make_room_for_growth, make_room_for_urgent
 from replica.plain_batching import PlainBatching
 from replica.plan import Plan, PlanBuilder, Shape
+from replica.rehearsal import Rehearsal
 from replica.request import Request, State
 from replica.roster import Roster
 from replica.scheduling_policy import SchedulingPolicy
@@ -62,14 +64,16 @@ class Scheduler:
         """Who has to yield does so first; then decodes, then who is partly computed, then who waits."""
         roster, policy = self._roster, self._policy
         if policy.by_priority and roster.waiting:
-            make_room_for_urgent(roster)
+            budget_beside = partial(self._budget, coefficients, slo_s=policy.inter_token_slo_s)
+            make_room_for_urgent(roster, Rehearsal(policy, budget_beside, roster.kv.block_size))
         short_of_pages = make_room_for_growth(roster, choose_victim)
-        builder, partial = self._decodes()
+        builder, unfinished = self._decodes()
         budget = self._budget(coefficients, builder.shape(), policy.inter_token_slo_s)
         starting = Starting(roster, policy, builder, budget)
-        if partial and not short_of_pages:
-            starting.start_before(partial)
-        self._go_on(partial, builder, budget)
+        unfinished = self._overdue_first(unfinished, builder, budget)
+        if unfinished and not short_of_pages:
+            starting.start_before(unfinished)
+        self._go_on(unfinished, builder, budget, None if short_of_pages else starting)
         if not short_of_pages:
             starting.start_in_order()
         return Draft(builder, starting, roster.changes)
@@ -78,7 +82,7 @@ class Scheduler:
         """A row for everyone who lacks one token; who lacks more is returned. The hot loop: a few µs per request."""
         requests: list[Request] = []
         rows: list[Row] = []
-        partial: list[Request] = []
+        unfinished: list[Request] = []
         context = 0
         size = self._roster.kv.block_size
         for request in self._roster.running:
@@ -86,7 +90,7 @@ class Scheduler:
             length = len(tokens)
             start = request.computed
             if length - start != 1 or (request.scoring is not None and request.unscored):
-                partial.append(request)
+                unfinished.append(request)
                 continue
             if start == len(request.blocks) * size:
                 self._roster.kv.grow(request)
@@ -94,14 +98,34 @@ class Scheduler:
             rows.append(Row(request.number, (tokens[-1],), start, request.blocks, draw))
             requests.append(request)
             context += length
-        return PlanBuilder(requests, rows, context), partial
+        return PlanBuilder(requests, rows, context), unfinished
 
-    def _go_on(self, partial: list[Request], builder: PlanBuilder, budget: ChunkBudget) -> None:
-        """A chunk for everyone who is partly computed, as far as the budget goes: by urgency, then by start."""
+    def _overdue_first(self, unfinished: list[Request], builder: PlanBuilder, budget: ChunkBudget) -> list[Request]:
+        """A chunk before everybody else for whoever has stood still too long, the longest first; the others are returned.
+
+        Strict priority lets urgent prompts pass a partly computed one, but that one holds pages: so it moves in one step of
+        `bypasses_max` + 1 at least, takes what that step has left beside the decodes, and gives the pages back in the end.
+        To make it yield them instead would compute it twice, and who has yielded PREEMPTIONS_MAX times yields no more.
+        """
+        overdue = [request for request in unfinished if self._policy.is_overdue(request)] if self._policy.by_priority else []
+        overdue.sort(key=lambda request: (-request.history.left_out, request.number))
+        moved = {
+            request.number  # membership only
+            for request in overdue
+            if add_chunk(builder, budget, self._roster.kv, request, self._policy.chunk_tokens_max)
+        }
+        return [request for request in unfinished if request.number not in moved]
+
+    def _go_on(self, unfinished: list[Request], builder: PlanBuilder, budget: ChunkBudget, starting: Starting | None = None) -> None:
+        """A chunk for everyone who is partly computed, as far as the budget goes: by urgency, then by start. Between two
+        of them `starting`, if given, starts who is more urgent than the second."""
         if self._policy.by_priority:
-            partial.sort(key=_urgency)
-        for request in partial:
-            add_chunk(builder, budget, self._roster.kv, request, self._policy.chunk_tokens_max)
+            unfinished.sort(key=_urgency)
+        for before, request in zip([None, *unfinished], unfinished, strict=False):
+            if starting is not None and before is not None and request.priority > before.priority:
+                starting.start_in_order(below=request.priority)
+            if not add_chunk(builder, budget, self._roster.kv, request, self._policy.chunk_tokens_max):
+                request.history.left_out += 1
 
     def _budget(self, coefficients: StepTimeCoefficients, decoding: Shape, slo_s: float | None = None) -> ChunkBudget:
         """What is left of the step's tokens, and of `slo_s` by the step-time model where somebody decodes who would have to wait."""
@@ -154,9 +178,9 @@ class Scheduler:
         """The same three parts as the baselines do them: no step-time model, no skip-ahead, no forecast."""
         roster = self._roster
         short_of_pages = make_room_for_growth(roster, choose_latest)
-        builder, partial = self._decodes()
+        builder, unfinished = self._decodes()
         budget = self._budget(coefficients, builder.shape())
-        self._go_on(partial, builder, budget)
+        self._go_on(unfinished, builder, budget)
         if not short_of_pages:
             batching.start_in_order(builder, budget)
         return builder

@@ -9,7 +9,7 @@ from replica.config import Batching, EngineConfig
 from replica.request import Request
 from replica.waiting_queue import by_arrival
 
-BYPASSES_MAX = 32  # times a waiting request is passed before nothing passes it any more
+BYPASSES_MAX = 32  # times a waiting request is passed, and steps a partly computed one stands still, before nothing passes it any more
 SHARED_WAITS_MAX = 32  # steps a request stands back for a block that another is writing
 
 
@@ -24,6 +24,10 @@ class SchedulingPolicy:
     bypasses_max: int = BYPASSES_MAX
     shared_waits_max: int = SHARED_WAITS_MAX
     rank: Callable[[Request], int] = by_arrival
+
+    def is_overdue(self, request: Request) -> bool:
+        """Partly computed, and without a chunk for so many steps that now it goes before whoever is more urgent."""
+        return request.history.left_out >= self.bypasses_max
 
     @classmethod
     def of(cls, config: EngineConfig) -> SchedulingPolicy:

@@ -76,14 +76,11 @@ def take_apart(plan: Plan, error: str, roster: Roster, departures: Departures) -
 
 
 def _take_scores(request: Request, row: Row, outcome: Outcome) -> bool:
-    """Append the scores of positions score_from … end of the row; False if there are not as many."""
+    """Append the scores of positions score_from … end of the row, and of the token after; False if there are not as many."""
     assert request.scoring is not None and row.score_from is not None
     scores = request.scoring.scores
-    if (
-        row.score_from != len(scores)
-        or type(outcome.scores) is not tuple
-        or len(outcome.scores) != row.start + len(row.tokens) - row.score_from
-    ):
+    end = row.start + len(row.tokens) + (row.score_next is not None)
+    if row.score_from != len(scores) or type(outcome.scores) is not tuple or len(outcome.scores) != end - row.score_from:
         return False
     scores.extend(outcome.scores)
     return True

@@ -41,7 +41,7 @@ class Starting:
             return
         for request in partial:  # what they are about to write is no reason to compute it twice
             roster.kv.announce(request, min(len(request.tokens), request.computed + budget.tokens))
-        half = budget.half(max(request.computed for request in partial))
+        half, agings = budget.half(max(request.computed for request in partial)), roster.waiting.agings
         urgency = min(request.priority for request in partial)
         for request in roster.waiting.first(_SCAN_MAX):
             if not roster.free_slots or half.tokens < 1 or request.priority > urgency:
@@ -51,6 +51,8 @@ class Starting:
                 continue
             if self._fit(request, match, half) == len(request.tokens) - match.computed and self._has_room(request, match):
                 self._start(request, match, half)
+                if roster.waiting.agings != agings:
+                    return  # nobody may pass who is at the head now: the rest is for another step
             elif roster.waiting.is_aged(request):
                 return
 
@@ -62,12 +64,18 @@ class Starting:
             self.start_in_order()
 
     def start_in_order(self, below: int | None = None) -> None:
-        """As many as there are slots, budget, pages and partial prefills for; only priorities `below`, if given."""
+        """As many as there are slots, budget, pages and partial prefills for; only priorities `below`, if given. Who has been passed
+        for the last time by one of them is at the head from then on."""
+        while self._start_in_this_order(below):
+            pass
+
+    def _start_in_this_order(self, below: int | None) -> bool:
+        """True if a start has changed the order."""
         roster, budget = self._roster, self._budget
-        misfits = 0
+        agings, misfits = roster.waiting.agings, 0
         for request in roster.waiting.first(_SCAN_MAX):
             if not roster.free_slots or budget.tokens < 1 or (below is not None and request.priority >= below):
-                return
+                return False
             match = self._match(request)
             if match is None:
                 continue
@@ -75,10 +83,14 @@ class Starting:
             may = fits == len(request.tokens) - match.computed or (fits > 0 and self._may_be_partial(request))
             if may and self._has_room(request, match):
                 self._start(request, match, budget)
+                if roster.waiting.agings != agings:
+                    return True
                 continue
             misfits += 1
             if misfits == _MISFITS_MAX or roster.waiting.is_aged(request):
-                return  # an aged one has been passed often enough: nobody starts before it
+                return False  # an aged one has been passed often enough: nobody starts before it
+
+        return False
 
     def _may_be_partial(self, request: Request) -> bool:
         """Not too many are partly computed; those less urgent than `request` do not count."""

@@ -51,6 +51,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):  # made by the thousand a step
     draw: Draw | None = None  # None: a partial prefill, nothing is drawn
     score_from: int | None = None  # prompt logprobs wanted from this position on; 0 or > start: the logits before it are in this row
     score_top: int = 0  # how many alternatives with each scored position
+    score_next: int | None = None  # the token that follows the row, scored with it: its logits are the last; never where the row draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     """What a row brought, in the order of Step.rows.
 
     `token` is None when the row draws nothing. `error` fails this request alone. `scores[i]` is the log probability of
-    the token at position score_from + i given all before it, up to the row's end (None for the first of a prompt).
+    the token at position score_from + i given all before it, up to the row's end and `score_next` (None for the first of a prompt).
     """
 
     token: int | None = None

@@ -29,6 +29,7 @@ class WaitingQueue:
         self._rank = rank
         self._places: dict[int, Place] = {}
         self._line: list[tuple[Place, Request]] = []
+        self.agings = 0  # requests that have gone to the head of their class so far: whoever goes through the line then begins anew
 
     def __len__(self) -> int:
         return len(self._line)
@@ -62,6 +63,7 @@ class WaitingQueue:
                 request.history.bypasses += 1
                 if request.history.bypasses == self._bypasses_max:
                     aged.append(request)
+        self.agings += len(aged)
         for request in aged:
             self.remove(request)
             self.add(request)

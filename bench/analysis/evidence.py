@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.analysis.at_load import AtLoad, Figures, at_load_of
@@ -46,6 +46,7 @@ class Evidence:
     load: AtLoad | None = None
     calmer: Figures = field(default_factory=dict)  # of the next lower load of the same configuration; of a burst none is
     slo: Slo = field(default_factory=Slo)
+    problems: Mapping[str, int] = field(default_factory=dict)  # what failed, how often
     late_gaps: tuple[int, int] = (0, 0)  # answers whose own p95 of gaps is above the target, of so many
 
     @property
@@ -98,6 +99,7 @@ def evidence_of(points: Sequence[Point], index: int, rows: Sequence[RequestRow],
         load=load,
         calmer={} if load.is_burst else _calmer(points, index),
         slo=point.slo,
+        problems=run.scorecard.summary.problems,
         late_gaps=_late_gaps(own, point.slo),
     )
 

@@ -12,6 +12,7 @@ from bench.quantiles import quantile
 SAMPLES_MIN = 6  # fewer samples make no trend
 KV_FREE_PERCENT = 80.0
 KV_FULL_PERCENT = 97.0
+KINDS_MAX = 3  # of failures that are named
 ALONE = 1.5  # requests running at a time, on average: hardly anybody beside a prompt
 
 
@@ -37,6 +38,16 @@ def client_late(e: Evidence) -> Finding | None:
     seen = [f"the client sent up to {lag_ms:.0f} ms late (p99)"] if late else []
     seen += [f"the client used {cpu:.2f} of its one core"] if busy else []
     return Finding("client", "; ".join(seen), "give the client a machine or a core of its own, or offer less, and measure again")
+
+
+def failures(e: Evidence) -> Finding | None:
+    """Answers that failed or contradict themselves: what is left says little of the rest."""
+    share = e.figure("error_percent")
+    if share is None or share < REFUSED_PERCENT:
+        return None
+    kinds = sorted(e.problems.items(), key=lambda pair: -pair[1])[:KINDS_MAX]
+    seen = "".join(f"; {count} × {kind}" for kind, count in kinds)
+    return Finding("failures", f"{share:.0f} % of {e.requests} requests failed{seen}", "the server's log first; then measure again")
 
 
 def kv_pressure(e: Evidence) -> Finding | None:
@@ -106,11 +117,12 @@ def waiting_grows(e: Evidence) -> Finding | None:
 
 
 def burst_queue(e: Evidence) -> Finding | None:
-    """All was due at once, and did not keep the SLO: it waits for itself."""
-    done = e.figure("completed_per_s")
-    if not e.at_once or not e.broken or not done:
+    """All was due at once, and did not keep the SLO: it waits for itself. The last first token came long after the first one."""
+    done, waiting, ttft_ms = e.figure("completed_per_s"), e.figure("waiting_max"), e.figure("ttft_p95_ms")
+    soonest_ms = min((ms for _, ms in e.ttft_by_prompt), default=None)
+    queued = bool(waiting) or (soonest_ms is not None and (ttft_ms or 0.0) >= 2 * soonest_ms)
+    if not e.at_once or not e.broken or not done or not queued:
         return None
-    waiting, ttft_ms = e.figure("waiting_max"), e.figure("ttft_p95_ms")
     seen = [f"{e.requests} requests at once are {e.requests / done:.0f} s of work at the {done:.2f} responses/s that were served"]
     seen += [f"up to {waiting:.0f} waited"] if waiting else []
     seen += [f"the first token came after {ttft_ms:.0f} ms (p95)"] if ttft_ms is not None else []
@@ -121,10 +133,24 @@ def burst_queue(e: Evidence) -> Finding | None:
     )
 
 
+def long_steps(e: Evidence) -> Finding | None:
+    """Gaps above the target are far longer than most: steps that carry prompts, among those that do not."""
+    (late, of), target_ms, middle_ms = e.late_gaps, e.slo.itl_p95_ms, e.figure("itl_p50_ms")
+    if not e.broken or not of or late < 0.05 * of or not middle_ms or target_ms is None or target_ms < 3 * middle_ms:
+        return None
+    return Finding(
+        "prompts beside running answers",
+        f"half of all gaps are up to {middle_ms:.0f} ms, and in {late} of {of} answers one in twenty is above {target_ms:g} ms:"
+        " a few steps are much longer",
+        "smaller steps (max_num_batched_tokens, inter_token_slo_ms), weighed against time to first token",
+    )
+
+
 def prompts(e: Evidence) -> Finding | None:
     """TTFT grows on long prompts, and it is not the queue: their chunks wait for others, or they themselves take so long."""
     short, long = _short_and_long(e)
-    if not short or not long:
+    kept = e.broken and e.slo.ttft_ms is not None and not e.late_prompts  # something else broke, and larger chunks may be why
+    if not short or not long or kept:
         return None
     short_ms, long_ms = (quantile([ms for _, ms in part], 0.5) or 0.0 for part in (short, long))
     short_tokens, long_tokens = (quantile([float(tokens) for tokens, _ in part], 0.5) or 0.0 for part in (short, long))
@@ -204,11 +230,13 @@ def compute(e: Evidence) -> Finding | None:
 
 # What makes the other figures doubtful comes first, then what stops work, then what delays it.
 RULES: tuple[Rule, ...] = (
+    failures,
     client_late,
     kv_pressure,
     idle_while_waiting,
     waiting_grows,
     burst_queue,
+    long_steps,
     prompts,
     admission,
     refusals,

@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench import golden, result
+from bench.connection import Target
 from bench.console import new_console
 from bench.golden import Golden
-from bench.out_folder import check_folder
+from bench.out_folder import check_folder, writing
 from bench.peers import comparison, contestant, same_model
 from bench.peers.comparison import Column
 from bench.peers.contestant import Contestant
@@ -32,7 +33,7 @@ from bench.report_command import report_too
 from bench.result import RESULTS, ROOT, WorkResult
 from bench.server import first_model
 from bench.sweep_command import tell_paths
-from bench.works import Work
+from bench.works import Work, workload_of
 from replica.contract.gguf_header import read_gguf_header
 from replica.contract.model_error import ModelError
 from router.text.tokenizer_files import tokenizer_from_gguf
@@ -96,12 +97,16 @@ def tell(asked: Asked, columns: Sequence[Column], console: Console) -> bool:
     """Write and print what was measured; whether every bound holds, and something was compared."""
     works, labels = asked.works, asked.labels
     counts = ",".join(f"{work.name}={work.requests}" for work in works)
-    configuration = {"works": ",".join(work.name for work in works), "requests": counts, "seed": str(asked.request.seed)}
+    seed = asked.request.seed
+    hashes = ",".join(f"{work.name}={workload_of(work, seed).hash()}" for work in works)
+    names = ",".join(work.name for work in works)
+    configuration = {"works": names, "requests": counts, "hashes": hashes, "repeats": "1", "seed": str(seed)}
     outcome = comparison.result_of(columns, labels, works, configuration)
-    path = result.write(outcome, asked.request.out)
     markdown = markdown_of(columns, labels, works)
-    path.with_suffix(".md").write_text(markdown)
     console.print(Markdown(markdown))
+    with writing(asked.request.out):
+        path = result.write(outcome, asked.request.out)
+        path.with_suffix(".md").write_text(markdown)
     tell_paths(console, [path, path.with_suffix(".md"), *report_too(path, console)])
     return outcome.holds and any(column.works for column in columns if column.name not in labels)
 
@@ -127,7 +132,9 @@ def ours_of(text: str) -> Contestant:
 
 
 def contestant_of(name: str, home: Home) -> Contestant:
+    """A peer by its name, or whoever listens at an URL. Raises ValueError for what is neither."""
     if "://" in name:
+        Target.parse(name)
         model = first_model(name.rstrip("/").removesuffix("/v1")).get("id")
         return contestant.of_url(name, Prompts(str(model) if model else Prompts().model, ask_ids=False))
     return contestant.of_peer(peer(name, home), home)

@@ -16,6 +16,7 @@ from bench.server import ServerOptions, check
 from bench.slo import Slo
 from bench.sweep.eta import eta_s
 from bench.sweep.runner import Extent
+from bench.traces import Fit
 from bench.workload import Workload
 from bench.workloads import workload
 
@@ -40,6 +41,7 @@ class SweepOptions:
     label: str = BASELINE
     folder: Path = RESULTS
     max_hours: float = HOURS_MAX
+    fit: Fit = field(default_factory=Fit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def plan_sweep(options: SweepOptions) -> SweepPlan:
         raise ValueError("repeats must be at least 1, and refinements at least 0")
     check_positive(price_per_hour=options.price_per_hour)
     check(options.server)
-    works = workload(options.workload, options.seed, options.requests)
+    works = workload(options.workload, options.seed, options.requests, options.fit)
     if works.rate_per_s is None:
         raise ValueError(f"the requests of {works.name} are all due at once: no rate can be given to them")
     rates = () if options.rates == AUTO else parse(options.rates)

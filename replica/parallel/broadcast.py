@@ -62,6 +62,7 @@ class LeadingRunner:
         inner = self.inner
         with self._or_lost(step):
             self._group.send(self._encoder.encode(step))
+            self._encoder.prepare()
             wait = inner.begin(step) if isinstance(inner, AsynchronousRunner) else lambda: inner.execute(step)
 
         def end() -> StepResult:

@@ -65,21 +65,30 @@ class Peer:
 
     def receive(self, timeout_s: float | None = None) -> bytes:
         """The next message; without a timeout, as long as the peer lives. Raises GroupBroken."""
-        buffer = self._buffer
         try:
             self._socket.settimeout(timeout_s)
-            while len(buffer) < _LENGTH.size:
-                self._fill()
-            (length,) = _LENGTH.unpack_from(buffer)
-            if length > MESSAGE_BYTES_MAX:
-                raise GroupBroken(f"{self._name} announces {length} bytes, {MESSAGE_BYTES_MAX} are allowed")
-            end = _LENGTH.size + length
-            while len(buffer) < end:
-                self._fill()
+            if not self._buffer:  # as nearly always: a whole message comes at once
+                data = self._socket.recv(_CHUNK)
+                if len(data) > _LENGTH.size and _LENGTH.unpack_from(data)[0] == len(data) - _LENGTH.size:
+                    return data[_LENGTH.size :]
+                self._add(data)
+            return self._next()
         except TimeoutError:
             raise GroupBroken(f"{self._name} said nothing for {timeout_s:g} s") from None
         except OSError as error:
             raise GroupBroken(f"{self._name} is gone: {error.strerror or error}") from error
+
+    def _next(self) -> bytes:
+        """The first message of the buffer, once it is whole."""
+        buffer = self._buffer
+        while len(buffer) < _LENGTH.size:
+            self._add(self._socket.recv(_CHUNK))
+        (length,) = _LENGTH.unpack_from(buffer)
+        if length > MESSAGE_BYTES_MAX:
+            raise GroupBroken(f"{self._name} announces {length} bytes, {MESSAGE_BYTES_MAX} are allowed")
+        end = _LENGTH.size + length
+        while len(buffer) < end:
+            self._add(self._socket.recv(_CHUNK))
         data = bytes(memoryview(buffer)[_LENGTH.size : end])
         del buffer[:end]
         return data
@@ -90,8 +99,7 @@ class Peer:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _fill(self) -> None:
-        data = self._socket.recv(_CHUNK)
+    def _add(self, data: bytes) -> None:
         if not data:
             raise GroupBroken(f"{self._name} is gone: the connection is closed")
         self._buffer += data

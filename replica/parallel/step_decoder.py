@@ -25,12 +25,14 @@ from replica.parallel.step_codec import (
 from replica.rank_step import RankStep
 from replica.step_inputs import StepInputs, pack_inputs
 
+_WORD = np.dtype("<u4")
+
 
 class _Columns:
     """The body of a Step, read from its beginning."""
 
     def __init__(self, data: bytes) -> None:
-        self._words: Words = np.frombuffer(data, "<u4", offset=HEADER_BYTES)
+        self._words: Words = np.frombuffer(data, _WORD, offset=HEADER_BYTES)
         self._at = 0
 
     def take(self, count: int) -> Words:
@@ -61,11 +63,13 @@ class StepDecoder:
         self._tables = PageTables()
         self._last: PagedBatch | None = None
         self._expected: _Expected | None = None
+        self._gained: tuple[_Expected, Words] | None = None  # pages of the last step that the tables are yet to learn
 
     def prepare(self) -> None:
         """Have ready what the next Step of a decode will bring, but for tokens: for when there is time, before that Step comes."""
         if self._last is None or self._expected is not None:
             return
+        self._learn()
         starts = self._last.starts + self._last.counts
         pages = starts // self._block_size + 1
         table, rows, columns = self._tables.ahead(pages)
@@ -90,6 +94,7 @@ class StepDecoder:
         if header.form == EXPECTED:
             self.prepare()
         expected, self._expected = self._expected, None
+        self._learn()
         step = self._whole(header, columns) if header.form != EXPECTED else self._as_expected(header, columns, expected)
         self._last = None if step.inputs is None else step.inputs.batch
         return step
@@ -104,8 +109,13 @@ class StepDecoder:
         if header.pages:
             new = columns.take(header.pages)
             inputs.batch.tables[expected.rows, expected.columns] = new
-            self._tables.gain(expected.pages, expected.rows, expected.columns, new)
+            self._gained = expected, new
         return RankStep(header.step_id, inputs, columns.copies(header.copies))
+
+    def _learn(self) -> None:
+        if self._gained is not None:
+            (expected, new), self._gained = self._gained, None
+            self._tables.gain(expected.pages, expected.rows, expected.columns, new)
 
     def _whole(self, header: Header, columns: _Columns) -> RankStep:
         rows, form = header.rows, header.form

@@ -33,21 +33,31 @@ class ToldPages:
 
     def tell(self, rows: Sequence[Row], counts: list[int]) -> PageNews:
         """`counts`: how many pages of each row the others must know. Raises ValueError for a row that has fewer."""
+        pages = self.gains(rows, counts)
+        if pages is not None:
+            return PageNews(None, pages)
         blocks = [row.blocks for row in rows]
-        pages = self._gains(blocks, counts)
-        news = self._moves(rows, blocks, counts) if pages is None else PageNews(None, pages)
+        news = self._moves(rows, blocks, counts)
         self._rows, self._lists, self._sizes = rows, blocks, counts
         return news
 
+    def gains(self, rows: Sequence[Row], counts: list[int]) -> list[int] | None:
+        """As `tell`, of a decode: rows that each have what they had, and all that they need. None for all else, and nothing is told."""
+        blocks = [row.blocks for row in rows]
+        pages = self._gains(blocks, counts)
+        if pages is not None:
+            self._rows, self._lists, self._sizes = rows, blocks, counts
+        return pages
+
     def _gains(self, blocks: list[Sequence[int]], counts: list[int]) -> list[int] | None:
-        """The new pages of a decode: rows that each have what they had, and all that they need. None for anything else."""
+        """The new pages of it."""
         sizes = list(map(len, blocks))
         if sizes != counts or len(sizes) != len(self._sizes):
             return None
         same_lists = all(map(is_, blocks, self._lists))
         differs = map(ne, sizes, self._sizes) if same_lists else map(ne, self._pages, blocks)
         changed = [(self._pages[place], blocks[place]) for place in compress(range(len(sizes)), differs)]
-        if any(now[: len(known)] != known for known, now in changed):
+        if not all(_begins(now, known, same_lists) for known, now in changed):
             return None
         pages: list[int] = []
         for known, now in changed:
@@ -76,6 +86,14 @@ class ToldPages:
         stayed = kept == self._sizes and places == list(range(nowhere))
         self._pages = told
         return PageNews(None if stayed else places + kept, pages)
+
+
+def _begins(now: Sequence[int], known: list[int], same_list: bool) -> bool:
+    """Whether `now` begins with `known`. Of a list that is still the same the last page tells."""
+    size = len(known)
+    if same_list and size:
+        return len(now) >= size and now[size - 1] == known[-1]
+    return now[:size] == known
 
 
 def _common(before: Sequence[int], now: Sequence[int], length: int) -> int:

@@ -74,6 +74,8 @@ def test_nothing_that_is_asked_of_a_finished_sweep_is_dropped(tmp_path: Path) ->
     status, said = call("choose", "--read", source, "--repeats", "3", "--set", "dtype=float32")
     assert status == 2 and "repeats, settings says nothing with --read" in said
     assert call("choose", "--read", source, "--slo", "ttft_ms=2000")[0] == 0, "the control: the same SLO"
+    status, said = call("choose", "--read", source, "--read", source)
+    assert status == 2 and "a sweep is given twice" in said
     assert call("choose", "--read", source, "--load", "1", "--price-per-hour", "2")[0] == 0
 
 
@@ -101,10 +103,19 @@ def test_sweep_of_a_server_that_refuses_all(tmp_path: Path) -> None:
         (("sweep", "--slo", "tfft=1"), "there are ttft_ms"),
         (("sweep", "-w", "chess"), "unknown workload"),
         (("sweep", "--rates", "1,x"), "is no rate"),
+        (("sweep", "--rates", "1,1"), "is given twice: --repeats 2"),
+        (("sweep", "--rates", "0.001"), "only with --max-hours"),
+        (("ladder", "--rate", "0.01"), "only with --max-hours"),
+        (("sweep", "--length-scale", "0"), "the scale of lengths must be positive"),
+        (("choose", "--context-tokens", "1"), "a context has at least 2 tokens"),
+        (("choose", "--text-prompts", "--read", "x.json"), "text_prompts says nothing with --read"),
         (("sweep", "--set", "max_num_sequences=1"), "unknown setting"),
         (("choose", "--change", "max_num_seqs=8", "--url", "http://127.0.0.1:9"), "leave --url out"),
         (("choose", "--change", "replicas=two"), "must be a number"),
         (("choose", "--change", "max_num_seqs=8", "--change", "max_num_seqs=8"), "given twice"),
+        (("choose", "--change", "max_num_seqs=8", "--change", "max-num-seqs= 8"), "given twice"),
+        (("choose", "--set", "max_num_seqs=8", "--change", "max_num_seqs=8"), "given twice: max_num_seqs=8 is baseline"),
+        (("choose", "--change", "replicas=1"), "given twice: replicas=1 is baseline"),
         (("ladder", "--streams", "2", "--rate", "1"), "give one of them"),
         (("sweep", "-w", "chat", "--workload", "a"), "--workload is given twice"),
         (("sweep", "--burst", "--no-burst"), "--burst is given twice"),
@@ -217,6 +228,8 @@ def test_nobody_chosen_is_status_1(tmp_path: Path) -> None:
     source = write(Result("sweep-chat", {}, points=points), tmp_path, rows_for(0))
     status, said = call("choose", "--read", str(source))
     assert status == 1 and "no configuration keeps the SLO" in said and "TTFT p95 9000 ms > 2000 ms" in said
+    for question in ("highest traffic", "What happens in a burst? not measured", "preemption and KV pressure", "Is it repeatable?"):
+        assert question in said, "the four questions are answered all the same"
     assert Demand(Slo()).price_per_replica_hour == 1.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import json
 import signal
@@ -18,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench import run_command, stack
+from bench import result, run_command, stack
 from bench.cli import app
 from bench.load import Load
 from bench.measurement import Measured
@@ -98,6 +99,9 @@ def test_run_writes_all_four_files(mock_url: StartMock, tmp_path: Path) -> None:
         (("-w", "chat@1", "--requests", "9000", "--repeats", "2"), "become due over 5 h"),
         (("-w", "chat@1", "--duration-s", "1e12"), "only with --max-hours"),
         (("-w", "chat@1000", "--duration-s", "14000"), "requests must be from 1 to 200,000, got 14,000,000"),
+        (("--speed", "1e-320"), "more time than there is"),
+        (("-w", "chat", "--rate", "1e-308"), "more time than there is"),
+        (("--url", "http://127.0.0.1:1", "--api-key", "a\nb"), "an API key is one line"),
         (("--max-hours", "0"), "max_hours must be a positive number"),
         (("-w", "chat,a", "--duration-s", "5"), "a duration is of arrivals at a rate, and none is given"),
         (("--arrivals", "often", "--rate", "1"), "there are workload, poisson, gamma, even"),
@@ -144,6 +148,19 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     assert len(plan(RunOptions([f"{one}@1", f"{one}@2"])).asked) == 2, "the control: one file at two rates"
 
 
+def test_a_full_disk_is_one_line_after_the_figures(mock_url: StartMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*asked: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("bench.result.write", full)
+    asked = ("run", "-w", "a", "--requests", "1", "--url", mock_url(), "--out", str(tmp_path))
+    done = CliRunner().invoke(app, list(asked))
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+    assert "TTFT p50" in done.output and f"could not be written to {tmp_path}: No space left" in done.output
+    with pytest.raises(SystemExit, match="No space left"):
+        result.show(result.Result("drill", {}), tmp_path)
+
+
 def test_controls_change_one_thing_at_a_time() -> None:
     base = ServerOptions(settings={"dtype": "float32"})
     made = list(configurations(base, CONTROLS))
@@ -151,6 +168,15 @@ def test_controls_change_one_thing_at_a_time() -> None:
     for label, options in made[1:]:
         name, value = label.split("=")
         assert dict(options.settings) == {"dtype": "float32", name: value}
+
+
+def test_what_is_given_loosely_is_understood(mock_url: StartMock, tmp_path: Path) -> None:
+    address = mock_url().removeprefix("http://")
+    asked = ("--requests", "1", "--out", str(tmp_path), "--url", address)
+    status, text = said("run", "-w", " a, b ", *asked)
+    assert status == 0 and "b, closed loop, 8 streams" in text
+    status, text = said("run", "-w", "a", *asked, "--timeout-s", "1e-9")
+    assert status == 1 and "1 × timeout" in text, "and a run without length divides nothing by 0"
 
 
 def test_nothing_completed_is_status_1(mock_url: StartMock, tmp_path: Path) -> None:

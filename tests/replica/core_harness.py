@@ -99,7 +99,9 @@ class PagedRunner:
         scores: tuple[TokenLogprobs | None, ...] = ()
         if row.score_from is not None:
             assert row.score_from == 0 or row.score_from > row.start, "the logits before are not in this row"
-            scores = tuple(self._score(seen, p, row.score_top) for p in range(row.score_from, end))
+            judged = seen if row.score_next is None else [*seen, row.score_next]
+            assert row.score_next is None or row.draw is None, "what is drawn is not in the prompt"
+            scores = tuple(self._score(judged, p, row.score_top) for p in range(row.score_from, len(judged)))
         if row.draw is None:
             return Outcome(scores=scores)
         draw = row.draw

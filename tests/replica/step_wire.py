@@ -11,7 +11,7 @@ from replica.step_inputs import StepInputs, build_inputs
 
 
 class StepWire:
-    """Both ends. `prepares`: the rank has time between two Steps."""
+    """Both ends. `prepares`: they have time between two Steps."""
 
     def __init__(self, block_size: int, *, prepares: bool = True) -> None:
         self.encoder, self.decoder = StepEncoder(block_size), StepDecoder(block_size)
@@ -31,6 +31,7 @@ class StepWire:
         else:
             assert got.inputs is None
         if self._prepares:
+            self.encoder.prepare()
             self.decoder.prepare()
 
 

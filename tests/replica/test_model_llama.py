@@ -139,9 +139,13 @@ def test_prompt_scores_equal_in_one_row_and_in_chunks(runner: ModelRunner, expec
     logprobs = expected.log_softmax(-1)
     blocks = [5, 9, 2, 40, 41, 3]
     whole = runner.execute(Step(1, (Row(0, TOKENS[:40], 0, blocks, None, score_from=0, score_top=2),))).outcomes[0].scores
-    first = runner.execute(Step(2, (Row(1, TOKENS[:20], 0, blocks, None, score_from=0, score_top=2),))).outcomes[0].scores
-    second = runner.execute(Step(3, (Row(1, TOKENS[19:40], 19, blocks, None, score_from=20, score_top=2),))).outcomes[0].scores
-    assert whole[0] is None and len(whole) == 40 and len(first) == 20 and len(second) == 20
+    first = (
+        runner.execute(Step(2, (Row(1, TOKENS[:20], 0, blocks, None, score_from=0, score_top=2, score_next=TOKENS[20]),)))
+        .outcomes[0]
+        .scores
+    )
+    second = runner.execute(Step(3, (Row(1, TOKENS[20:40], 20, blocks, None, score_from=21, score_top=2),))).outcomes[0].scores
+    assert whole[0] is None and len(whole) == 40 and len(first) == 21 and len(second) == 19
     for position, (score, again) in enumerate(zip(whole, (*first, *second), strict=True)):
         if score is None or again is None:
             continue

@@ -188,3 +188,24 @@ def test_the_interface_is_the_one_of_the_address_unless_the_user_names_another(m
     monkeypatch.setenv(interface.NCCL, "^lo")
     choose_interface("127.0.0.1")
     assert (interface.os.environ[interface.GLOO], interface.os.environ[interface.NCCL]) == ("lo", "^lo")
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 5, 7, 64])
+def test_messages_arrive_whole_however_their_bytes_come(cut: int) -> None:
+    """One by one, several at once, or a part of one behind another."""
+    sent = [b"", b"a", b"of two kilobytes" * 128, b"", b"end"]
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sender:
+        receiver = Peer(listener.accept()[0], "rank 1")
+        stream = b"".join(len(each).to_bytes(4, "little") + each for each in sent)
+
+        def trickle() -> None:
+            for begin in range(0, len(stream), cut * 16):
+                sender.sendall(stream[begin : begin + cut])
+                time.sleep(0.0005)
+                sender.sendall(stream[begin + cut : begin + cut * 16])
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        assert [receiver.receive(10.0) for _ in sent] == sent
+        thread.join()
+        receiver.close()

@@ -249,11 +249,12 @@ def test_who_follows_computes_the_logits_of_scored_tokens_and_reads_none(checkpo
     monkeypatch.setattr(forward, "logits", ask)
     monkeypatch.setattr("replica.prompt_scores.token_logprobs", look)
     blocks = list(range(20, 30))
-    rows = (Row(0, [5] * 70, 0, blocks, score_from=0), Row(1, [5] * 9, 40, blocks, score_from=42), Row(2, [5] * 9, 40, blocks))
+    ends, goes_on = Row(0, [5] * 70, 0, blocks, score_from=0), Row(1, [5] * 9, 40, blocks, score_from=42, score_next=5)
+    rows = (ends, goes_on, Row(2, [5] * 9, 40, blocks))
     runner.execute(Step(1, rows))
-    assert asked == read == [64, 5, 7]
+    assert asked == [64, 6, 8] and read == [64, 5, 8]
     assert follow_all(runner, [Step(1, rows)]) == 1
-    assert asked == [64, 5, 7] * 2 and read == [64, 5, 7]
+    assert asked == [64, 6, 8] * 2 and read == [64, 5, 8]
 
 
 @pytest.fixture(scope="module")

@@ -121,12 +121,6 @@ def test_half_is_of_the_seconds_too_and_leaves_the_right_to_a_block() -> None:
     assert broken.half(0).fit(0, 1) == 0 and broken.fit(0, 200) == 16
 
 
-@pytest.mark.parametrize(("block", "overlap", "fits"), [(1, 0, 1), (1, 1, 2), (2, 1, 2), (16, 1, 16)])
-def test_the_first_chunk_gets_past_what_it_computes_a_second_time(block: int, overlap: int, fits: int) -> None:
-    step = ChunkBudget(tokens=100, seconds=-1.0, coefficients=COST, block_size=block)
-    assert step.fit(0, 200, overlap=overlap) == fits
-
-
 @pytest.mark.parametrize("e", [0.0, 1e-30, 1e-18, 1e-14])
 def test_a_tiny_coefficient_changes_nothing(e: float) -> None:
     assert budget(10**6, 0.0325, StepTimeCoefficients(a=0.0, b=1e-3, c=0.0, d=0.0, e=e)).fit(0, 32) == 32

@@ -111,6 +111,18 @@ def test_a_list_that_changes_within_itself_is_what_the_harness_sees() -> None:
         wire.assert_carries(Step(2, (Row(1, [9], 5, blocks, DRAW),)))
 
 
+@pytest.mark.parametrize("now", [[5], [5, 7, 8, 9]])
+def test_a_decode_whose_list_lost_its_last_page_is_told_whole(now: list[int]) -> None:
+    """Of a list that is still the same the last page that was told is looked at, not those before it."""
+    encoder, decoder, blocks = StepEncoder(BLOCK), StepDecoder(BLOCK), [5, 6]
+    decoder.decode(encoder.encode(Step(1, (Row(1, [9], 2 * BLOCK - 1, blocks, DRAW),))))
+    blocks[:] = now
+    start = len(now) * BLOCK - 1
+    got = decoder.decode(encoder.encode(Step(2, (Row(1, [9], start, blocks, DRAW),))))
+    assert got is not None and got.inputs is not None
+    assert got.inputs.batch.tables.tolist() == [now]
+
+
 def test_what_a_step_brought_stays_as_it_was_when_the_next_comes() -> None:
     encoder, decoder = StepEncoder(BLOCK), StepDecoder(BLOCK)
     blocks = [5]

@@ -62,6 +62,14 @@ def test_client_late() -> None:
     assert rules.client_late(CALM) is None
 
 
+def test_failures_come_first_and_are_named() -> None:
+    failed = replace(with_figures(error_percent=6.0, client_cpu_cores=0.97), problems={"no [DONE]": 1, "timeout": 5})
+    first, second = explain(failed)
+    assert (first.bound, second.bound) == ("failures", "client")
+    assert first.evidence == "6 % of 100 requests failed; 5 × timeout; 1 × no [DONE]"
+    assert rules.failures(with_figures(error_percent=0.5)) is None
+
+
 def test_kv_pressure_by_preemptions() -> None:
     finding = rules.kv_pressure(with_figures(preemptions=7.0, kv_use_max_percent=99.0))
     assert finding is not None and finding.bound == "KV memory" and "7 preemptions in 100 requests" in finding.evidence
@@ -121,6 +129,18 @@ def test_few_answers_are_told_apart_by_the_target_they_missed() -> None:
     assert rules.prompts(with_figures(BROKEN, attainment_percent=100.0)) is None, "the control: nothing was missed"
 
 
+def test_long_steps_are_named_where_gaps_broke_and_not_first_tokens() -> None:
+    slow = tuple((100 + 100 * i, 100.0 + 60 * i) for i in range(30))
+    gaps = with_figures(replace(CALM, ttft_by_prompt=slow, late_gaps=(4, 30), slo=Slo(2_000.0, 200.0)), attainment_percent=86.0)
+    gaps = with_figures(gaps, itl_p50_ms=15.0)
+    (finding,) = explain(gaps)
+    assert finding.bound == "prompts beside running answers" and "in 4 of 30 answers" in finding.evidence
+    assert rules.long_steps(with_figures(gaps, itl_p50_ms=90.0)) is None, "all steps are long"
+    assert rules.long_steps(replace(gaps, late_gaps=(1, 30))) is None
+    late = explain(replace(gaps, slo=Slo(1_000.0, 200.0)))
+    assert [each.bound for each in late] == ["prompts beside running answers", "chunk budget"], "the control: first tokens are late too"
+
+
 def test_kv_pressure_by_requests_that_do_not_fit() -> None:
     held = replace(CALM, arriving=tuple(Moment(6.0, 3.0, 84.0) for _ in range(12)))
     finding = rules.kv_pressure(held)
@@ -144,6 +164,9 @@ def test_a_burst_is_no_rate() -> None:
         "load above what is served in time",
     ], "the control: the same at a rate"
     assert explain(burst(with_figures(crowd, attainment_percent=99.0, shed_percent=0.0))) == (), "a burst that is kept"
+    level = replace(with_figures(crowd, waiting_max=None, ttft_p95_ms=360.0), ttft_by_prompt=tuple((100, 350.0) for _ in range(100)))
+    assert explain(burst(level)) == (), "all came as soon as the first: nobody queued"
+    assert [each.bound for each in explain(burst(with_figures(level, ttft_p95_ms=3_600.0)))] == ["queue of the burst"]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from bench.peers.same_model import SameModel
 from bench.peers.table import markdown_of
 from bench.record import RequestRecord
 from bench.result import ROOT, WorkResult, load_result
+from bench.workloads import workload
 from bench.works import Work
 from tests.bench.peers.fake_peer import FakePeer
 
@@ -191,7 +192,9 @@ def test_servers_finished_before_a_signal_are_kept(fake: FakePeer, tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         main.compare(main.Request((), "b", "", ("rantang=",), "", 0, tmp_path / "out"), tmp_path)
     (path,) = (tmp_path / "out").glob("peers-*.json")
-    assert [work.name for work in load_result(path).works] == ["rantang/b"] and path.with_suffix(".md").exists()
+    found = load_result(path)
+    assert [work.name for work in found.works] == ["rantang/b"] and path.with_suffix(".md").exists()
+    assert found.configuration["hashes"] == f"b={workload('b').hash()}" and found.configuration["repeats"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -203,6 +206,7 @@ def test_servers_finished_before_a_signal_are_kept(fake: FakePeer, tmp_path: Pat
         (("--ours", "a again=", "--peers", ""), "a name cannot end in ' again'"),
         (("--works", "a", "--works", "b"), "--works is given twice"),
         (("--works", "z"), "unknown work z"),
+        (("--peers", "ftp://x"), "not an http(s) URL: 'ftp://x'"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_starts(

@@ -1,0 +1,189 @@
+"""Strict priority inside a step: who goes on, who starts and who yields, in exact steps."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from core_harness import Driver, PagedRunner, ids, limits
+
+from replica import making_room, scheduler
+from replica.config import EngineConfig
+from replica.contract.messages import FinishReason, GenerateRequest, SamplingParams
+from replica.engine import Engine
+from replica.mock_runner import MockRunner
+from replica.rehearsal import Rehearsal
+from replica.request import Request
+from replica.roster import Roster
+from replica.scheduling_policy import BYPASSES_MAX, SchedulingPolicy
+from replica.starting import Starting
+
+# --- a partly computed prompt holds pages, so it moves however many more urgent ones come ---------------------------------
+
+
+def moves_of_the_less_urgent(steps: int) -> list[int]:
+    """Steps (from 1) with a chunk of a prompt of 640 tokens, while an urgent one fills every step of 64."""
+    driver = Driver(PagedRunner(limits(1024, budget=64)), check=False, scheduling_policy="priority", enable_prefix_caching=False)
+    driver.add(ids(1, 640), 1, priority=9)
+    for i in range(steps):
+        driver.step()
+        driver.add(ids(100 + i, 64), 1, priority=0)
+    return [i for i, step in enumerate(driver.runner.steps, 1) if any(row.request == 0 for row in step.rows)]
+
+
+def test_a_partly_computed_prompt_stands_still_no_longer_than_the_bound() -> None:
+    assert moves_of_the_less_urgent(300) == [1 + i * (BYPASSES_MAX + 1) for i in range(10)]
+
+
+def test_without_the_bound_it_never_moves_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SchedulingPolicy, "is_overdue", lambda policy, request: False)
+    assert moves_of_the_less_urgent(300) == [1]
+
+
+def test_two_that_stood_still_move_one_after_the_other() -> None:
+    driver = Driver(PagedRunner(limits(1024, budget=64)), scheduling_policy="priority", long_prefill_token_threshold=32)
+    for i in range(2):
+        driver.add(ids(1 + i, 320), 1, priority=9)
+    driver.step()
+    for request in driver.engine.roster.running:
+        request.history.left_out = BYPASSES_MAX + request.number  # the second for longer
+    driver.add(ids(7, 320), 1, priority=0)
+    driver.step()
+    assert [(row.request, len(row.tokens)) for row in driver.runner.steps[-1].rows] == [(1, 32), (0, 32)]
+    driver.step()
+    assert [(row.request, len(row.tokens)) for row in driver.runner.steps[-1].rows] == [(2, 32), (0, 32)]
+    driver.run()
+
+
+def rows_of_three_classes() -> list[int]:
+    """Numbers in the step after one of priority 5 has come to two partly computed of 0 and 9: there are tokens for two."""
+    options = {"scheduling_policy": "priority", "long_prefill_token_threshold": 16}
+    driver = Driver(PagedRunner(limits(1024, budget=32)), **options)
+    driver.add(ids(1, 200), 1, priority=0)
+    driver.add(ids(2, 200), 1, priority=9)
+    driver.step()
+    driver.add(ids(3, 200), 1, priority=5)
+    driver.step()
+    rows = [row.request for row in driver.runner.steps[-1].rows]
+    driver.run()
+    return rows
+
+
+def test_who_waits_goes_before_a_less_urgent_prompt_that_is_partly_computed() -> None:
+    assert rows_of_three_classes() == [0, 2]
+
+
+def test_without_a_start_between_two_classes_the_less_urgent_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_order = Starting.start_in_order
+
+    def not_between(starting: Starting, below: int | None = None) -> None:
+        if below is None:
+            in_order(starting)
+
+    monkeypatch.setattr(Starting, "start_in_order", not_between)
+    assert rows_of_three_classes() == [0, 1]
+
+
+# --- nobody yields where the step has no token for whom it would yield to ------------------------------------------------
+
+
+def yielded_to_one_without_tokens() -> tuple[int, int]:
+    """Preemptions in the step after one of priority 1 has come, and at the end; the two slots are taken by a prompt of
+    priority 0, which needs all 4 tokens of a step, and a less urgent decode."""
+    driver = Driver(PagedRunner(limits(256, seqs=2, budget=4)), scheduling_policy="priority")
+    driver.add(ids(1, 3), 60, priority=9)
+    driver.step()
+    driver.add(ids(2, 40), 1, priority=0)
+    driver.step()
+    driver.add(ids(3, 8), 2, priority=1)
+    driver.step()
+    then = driver.engine.roster.preemptions
+    driver.run()
+    return then, driver.engine.roster.preemptions
+
+
+def test_nobody_yields_to_one_for_whom_the_step_has_no_token() -> None:
+    assert yielded_to_one_without_tokens() == (0, 0)  # and once the prompt of priority 0 is computed, its slot is free
+
+
+def test_without_the_rehearsal_it_yields_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rehearsal, "gets_a_chunk", lambda rehearsal, start, staying, started: True)
+    assert yielded_to_one_without_tokens() == (1, 1)
+
+
+def yields_in_vain(seed: int, patch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Of a random mix with a small token budget: yields to urgent ones, and those after which nobody more urgent started."""
+    random = Random(seed)
+    block = random.choice((1, 4, 16))
+    runner = MockRunner(limits(random.randint(60, 160) // block, block=block, seqs=random.randint(2, 6), budget=random.randint(4, 8)))
+    config = EngineConfig(
+        scheduling_policy="priority",
+        inter_token_slo_ms=random.choice((0.001, 9.0, 200.0)),
+        long_prefill_token_threshold=random.choice((0, 5)),
+        max_num_partial_prefills=random.randint(1, 3),
+    )
+    engine = Engine(runner, config, "m", "r", lambda: 0.0)
+    yielded: dict[int, list[int]] = {}
+    most_urgent: dict[int, int] = {}
+    preempt, start, make_room = Roster.preempt, Roster.start, making_room.make_room_for_urgent
+
+    def note_yield(roster: Roster, request: Request) -> None:
+        yielded.setdefault(roster.step_id, []).append(request.priority)
+        preempt(roster, request)
+
+    def note_start(roster: Roster, request: Request, match: object) -> object:
+        most_urgent[roster.step_id] = min(request.priority, most_urgent.get(roster.step_id, request.priority))
+        return start(roster, request, match)  # type: ignore[arg-type]
+
+    def for_urgent(roster: Roster, rehearsal: Rehearsal) -> None:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(Roster, "preempt", note_yield)
+            make_room(roster, rehearsal)
+
+    patch.setattr(Roster, "start", note_start)
+    patch.setattr(scheduler, "make_room_for_urgent", for_urgent)
+    for i in range(20):
+        prompt = tuple(ids(random.choice((i + 9, i % 3)), random.randint(1, 40)))
+        scores = random.choice((None, None, 1))
+        sampling = SamplingParams(seed=i, max_tokens=random.randint(1, 16), ignore_eos=True, prompt_logprobs=scores)
+        message = GenerateRequest(i, str(i), 0, prompt, (), sampling, priority=random.randint(-1, 2))
+        assert engine.submit(0, message) is None
+        for _ in range(random.randint(0, 3)):
+            engine.step()
+    while engine.has_work:
+        engine.step()
+    patch.undo()
+    everybody = [(step, priority) for step, priorities in yielded.items() for priority in priorities]
+    return len(everybody), sum(most_urgent.get(step, priority) >= priority for step, priority in everybody)
+
+
+def test_in_random_mixes_nobody_yields_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [yields_in_vain(seed, monkeypatch) for seed in range(60)]
+    assert sum(yields for yields, _ in found) > 60 and sum(vain for _, vain in found) == 0
+
+
+def test_in_random_mixes_without_the_rehearsal_some_yield_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rehearsal, "gets_a_chunk", lambda rehearsal, start, staying, started: True)
+    with pytest.MonkeyPatch.context() as patch:
+        assert sum(yields_in_vain(seed, patch)[1] for seed in range(20)) > 5
+
+
+# --- a scored prompt moves by a token a step, whatever the budget --------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "decodes", "steps"), [(1, 0, 41), (2, 1, 41), (3, 2, 41), (3, 1, 21)])
+def test_a_scored_prompt_takes_what_the_decodes_leave(budget: int, decodes: int, steps: int) -> None:
+    """Steps until a prompt of 40 is scored and has its two tokens."""
+    driver = Driver(PagedRunner(limits(budget=budget)))
+    for i in range(decodes):
+        driver.add(ids(1 + i, 1), 300)
+        driver.step()
+    attempt = driver.add(ids(9, 40), 2, prompt_logprobs=1)
+    for _ in range(steps - 1):
+        driver.step()
+    assert driver.engine.ledger.find(0, attempt) is not None
+    driver.step()
+    assert driver.finish(attempt) is FinishReason.LENGTH
+    (first,) = [delta for delta in driver.heard[0, attempt].deltas if delta.prompt_logprobs]
+    scores = first.prompt_logprobs
+    assert scores is not None and [score.token_id if score else None for score in scores] == [None, *ids(9, 40)[1:]]
