@@ -54,9 +54,12 @@ def plans_of(base: SweepOptions, changes: Sequence[str]) -> list[SweepPlan]:
     """All checked before the first stack starts."""
     if changes and base.server.url is not None:
         raise ValueError("configurations can be swept only on stacks that are started here: leave --url out")
-    if len(set(changes)) != len(changes):
-        raise ValueError("a configuration is given twice")
-    return [plan_sweep(options) for options in configurations(base, changes)]
+    plans = [plan_sweep(options) for options in configurations(base, changes)]
+    for i, plan in enumerate(plans):
+        same = next((other for other in plans[:i] if other.options.server == plan.options.server), None)
+        if same is not None:
+            raise ValueError(f"a configuration is given twice: {plan.options.label} is {same.options.label}")
+    return plans
 
 
 def begin_all(plans: Sequence[SweepPlan], *, restart: bool) -> list[SweepState]:

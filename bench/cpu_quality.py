@@ -1,8 +1,12 @@
 """What a form of the weights costs in quality: an engine in this process against recorded float32 outputs.
 
-`python -m bench.cpu_quality GOLDEN.json [--form bfloat16|w8a8|w4a8 …]`. For each form, over the recorded tokens, each computed after
-the recorded ones before it: how often the likeliest token is float32's, the mean |Δ log p| of the recorded token and the worst
-prompt's, the perplexity beside float32's; and, generating greedily, at which float32 top-2 gap the first other token comes.
+`python -m bench.cpu_quality GOLDEN.json [--form bfloat16|w8a8|w4a8|w8a16|w4a16|fp8 …] [--kv-cache-dtype int8]`. For each
+form, over the recorded tokens, each computed after the recorded ones before it: how often the likeliest token is float32's, the mean
+|Δ log p| of the recorded token and the worst prompt's, the perplexity beside float32's; and, generating greedily, at which float32 top-2
+gap the first other token comes.
+
+Weights alone (w8a16, w4a16, fp8) are computed by torch in float32, so that what is measured is what their form costs; a GPU's kernels
+round activations on top, as in bfloat16. Asked for by name only.
 """
 
 from __future__ import annotations
@@ -20,12 +24,13 @@ from bench import result
 from bench.golden import Golden, GoldenItem, load
 from bench.replica_start import FORMS
 from bench.result import Metric, Result
-from replica.config import EngineConfig
+from kernels.ops import KERNELS_VARIABLE, REFERENCE
+from replica.config import WEIGHT_ONLY, EngineConfig
 from replica.contract.messages import SamplingParams, TokenLogprobs
 from replica.runner import ModelRunner
 from replica.step import Draw, Row, Step
 
-MEAN_DELTA_MAX_NAT = {"bfloat16": 0.06, "w8a8": 0.10, "w4a8": 0.10}
+MEAN_DELTA_MAX_NAT = {"bfloat16": 0.06, "w8a8": 0.10, "w4a8": 0.10, "w8a16": 0.10, "w4a16": 0.10, "fp8": 0.10}
 GAP_MAX_NAT = 0.3
 POOL_BYTES = 1 << 30
 
@@ -92,10 +97,30 @@ def metrics_of(form: str, scored: list[Scored], gaps: list[float], golden: Golde
     ]
 
 
+def runner_of(form: str, kv_cache_dtype: str = "auto") -> ModelRunner:
+    """An engine of that form; of weights alone, by torch, which the environment asks for meanwhile."""
+    config = {
+        "dtype": "float32" if form in WEIGHT_ONLY else "bfloat16",
+        "quantization": FORMS.get(form, form),
+        "kv_cache_dtype": kv_cache_dtype,
+        "kv_cache_memory_bytes": POOL_BYTES,
+        "num_threads": len(os.sched_getaffinity(0)),
+    }
+    before = dict(os.environ)
+    if form in WEIGHT_ONLY:
+        os.environ[KERNELS_VARIABLE] = REFERENCE.name
+    try:
+        return ModelRunner(EngineConfig.model_validate(config))
+    finally:
+        os.environ.pop(KERNELS_VARIABLE, None)
+        os.environ.update(before)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("golden", type=Path, help="recorded outputs")
-    parser.add_argument("--form", choices=sorted(FORMS), action="append", help="all unless given")
+    parser.add_argument("--form", choices=sorted((*FORMS, *WEIGHT_ONLY)), action="append", help="those of the C++ step unless given")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "int8"), default="auto", help="int8 with the forms of the C++ step alone")
     options = parser.parse_args()
     try:
         golden = load(options.golden)
@@ -104,15 +129,7 @@ def main() -> int:
         return 2
     metrics, kernels = [], {}
     for form in options.form or FORMS:
-        config = EngineConfig.model_validate(
-            {
-                "dtype": "bfloat16",
-                "quantization": FORMS[form],
-                "kv_cache_memory_bytes": POOL_BYTES,
-                "num_threads": len(os.sched_getaffinity(0)),
-            }
-        )
-        runner = ModelRunner(config)
+        runner = runner_of(form, options.kv_cache_dtype)
         kernels[form] = runner.kernels
         metrics += metrics_of(form, [score(runner, item) for item in golden.items], first_gaps(runner, golden.items), golden)
         runner.close()

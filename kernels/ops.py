@@ -80,6 +80,8 @@ def choose_operators(device: torch.device, wanted: str | None = None) -> Operato
     name = wanted_kernels() if wanted is None else wanted
     if name == TRITON or (not name and device.type != "cpu"):
         return _triton(device)
+    if name == CPU_STEP and device.type != "cpu":
+        raise KernelError(f"{KERNELS_VARIABLE}={name} is the C++ step of a CPU; on {device.type} there are {TRITON} and {REFERENCE.name}")
     if name in ("", CPU_STEP, REFERENCE.name):
         return REFERENCE
     raise KernelError(f"{KERNELS_VARIABLE}={name}: unknown kernels (known: {', '.join(sorted((REFERENCE.name, TRITON, CPU_STEP)))})")

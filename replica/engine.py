@@ -78,6 +78,7 @@ class Engine:
         self._intake = Intake(self._limits, policy, model_name, revision, runner.eos_token_ids, mask_of)
         self._departures = Departures(self.roster, self.ledger, self._outbox)
         self._current: tuple[Plan, float] | None = None  # the step that runs, and when it began
+        self._short_tokens = self._limits.max_num_batched_tokens // 2 if policy.batching == "adaptive" else None
         self._expected = False  # the next one has been planned already
         self._always_ahead = bool(config.async_scheduling)
         self._progress = 0
@@ -139,7 +140,7 @@ class Engine:
         assert self._current is None, "the step before is not settled"
         now = self._clock()
         self._departures.expire(now)
-        plan = self._scheduler.plan(self.step_time.coefficients)
+        plan = self._scheduler.plan(self.step_time.cautious)
         if plan is None:
             return None
         for request in plan.requests[plan.shape.decodes :]:
@@ -156,7 +157,7 @@ class Engine:
         if not self._expected and can_be_expected(plan) and self._scheduler.can_plan_ahead():
             expect(plan)
             self._expected = True
-            self._scheduler.plan_ahead(self.step_time.coefficients)
+            self._scheduler.plan_ahead(self.step_time.cautious)
 
     def settle(self, step: Step, result: StepResult | Exception) -> EngineOutput:
         """Take in what the planned step brought, or that it raised."""
@@ -191,7 +192,8 @@ class Engine:
         return load_report(
             self.roster,
             progress=self._progress,
-            coefficients=self.step_time.coefficients,
+            step_time=self.step_time,
+            short_tokens=self._short_tokens,
             current=None if self._current is None else self._current[0],
             draining=draining,
             block_bytes=self._kv_block_bytes,

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from replica.contract.messages import LoadReport, StepTimeCoefficients
+from replica.contract.messages import LoadReport
 from replica.plan import Plan, Shape
 from replica.roster import Roster
+from replica.step_time_fit import StepTimeFit
 
 
 def load_report(
-    roster: Roster, *, progress: int, coefficients: StepTimeCoefficients, current: Plan | None, draining: bool, block_bytes: int
+    roster: Roster,
+    *,
+    progress: int,
+    step_time: StepTimeFit,
+    short_tokens: int | None,
+    current: Plan | None,
+    draining: bool,
+    block_bytes: int,
 ) -> LoadReport:
-    """State now. `current` is the step that runs, if one does; else the predicted step is one token for everyone who runs."""
+    """State now. `current` is the step that runs, if one does; else the predicted step is one token for everyone who runs.
+
+    `short_tokens`: of the longest prompt that passes partly computed ones; None: the order is kept.
+    """
     pool = roster.kv.pool
     size = roster.kv.block_size
     context = 0
@@ -21,8 +32,12 @@ def load_report(
         lacking = len(request.tokens) - computed
         if lacking > 1:
             queued += lacking
+    short = 0
     for request in roster.waiting:
-        queued += max(1, len(request.tokens) - request.history.known_hits * size)
+        lacking = max(1, len(request.tokens) - request.history.known_hits * size)
+        queued += lacking
+        if short_tokens is not None and lacking <= short_tokens:
+            short += lacking
     shape = current.shape if current is not None else Shape(0, len(roster.running), context + len(roster.running), 0)
     return LoadReport(
         progress=progress,
@@ -32,9 +47,13 @@ def load_report(
         context_tokens=context,
         free_blocks=pool.available - pool.cached,
         evictable_blocks=pool.cached,
-        step_time=coefficients,
-        predicted_step_s=shape.predict_s(coefficients),
+        step_time=step_time.coefficients,
+        predicted_step_s=shape.predict_s(step_time.coefficients),
         draining=draining,
         preemptions=roster.preemptions,
         kv_bytes_used=pool.referenced * block_bytes,
+        short_prefill_tokens=None if short_tokens is None else short,
+        step_spread=step_time.spread,
+        busy_s=step_time.busy_s,
+        foreseen_s=step_time.foreseen_s,
     )

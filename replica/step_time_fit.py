@@ -21,6 +21,7 @@ _FORGETTING = 0.995  # a step counts half after 140 more
 _OUTLIER = 5.0  # typical relative residuals; what deviates more is cut to that
 _TYPICAL_RATE = 0.05
 _TYPICAL_FLOOR = 0.02
+_SPREAD = 2.0  # typical residuals: a normal error exceeds 2.06 of its mean sizes once in twenty
 _SHORTEST_S = 1e-5
 _SWEEPS = 4
 
@@ -32,20 +33,34 @@ class StepTimeFit:
     change is followed all the same, because what is typical grows with every cut residual.
     """
 
-    def __init__(self, prior: StepTimeCoefficients = PRIOR) -> None:
+    def __init__(self, prior: StepTimeCoefficients = PRIOR, typical: float = 0.5) -> None:
+        """`typical`: how far off the prior is taken to be, as a part of a step's time."""
         values = (prior.a, prior.b, prior.c, prior.d, prior.e)
         self._prior = [value * unit for value, unit in zip(values, _UNITS, strict=True)]
         self._pull = [_PRIOR_WEIGHT / max(value, 1e-9) ** 2 for value in self._prior]
         self._theta = list(self._prior)
         self._products: list[tuple[float, float, float, float, float]] = [(0.0,) * 5 for _ in range(5)]
         self._targets = [0.0] * 5
-        self._typical = 0.5
+        self._typical = typical
         self._current = prior
         self.observed = 0  # steps learned from
+        self.busy_s = 0.0  # that they took
+        self.foreseen_s = 0.0  # that they were predicted to take
 
     @property
     def coefficients(self) -> StepTimeCoefficients:
         return self._current
+
+    @property
+    def spread(self) -> float:
+        """By how much of what was predicted a step may take longer and still be none of the slowest in twenty, about; 0 … 1."""
+        return min(1.0, _SPREAD * self._typical)
+
+    @property
+    def cautious(self) -> StepTimeCoefficients:
+        """Of a step that takes longer by `spread`: who plans by the middle breaks the bound with every second full step."""
+        k, factor = self._current, 1.0 + self.spread
+        return StepTimeCoefficients(k.a * factor, k.b * factor, k.c * factor, k.d * factor, k.e * factor)
 
     def observe(self, shape: Shape, duration_s: float) -> None:
         """A step of `shape` took `duration_s`; what is not finite or negative is ignored."""
@@ -65,6 +80,8 @@ class StepTimeFit:
         target = predicted * (1.0 + residual)
         self._absorb(x, target, _weight(predicted, duration_s))
         self.observed += 1
+        self.busy_s += duration_s
+        self.foreseen_s += predicted
 
     def _absorb(self, x: tuple[float, ...], target: float, weight: float) -> None:
         """One step into the sums, then coordinate descent. Written out: it runs in every step."""

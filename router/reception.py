@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from router.config import RouterConfig
@@ -27,6 +27,7 @@ EXACT_MAX = 64  # batches that a sweep looks at closely
 OTHERS_MAX = 8  # batches that are looked at when the head finds no place
 DISPLACED = "the router's queue is full, and others have had less than their share"
 LEAST = RequestView(prompt_tokens=1, block_keys=(), max_tokens=1)  # no request waits less
+LEAST_IN_ORDER = replace(LEAST, in_order=True)  # nor one that is too long to pass others
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,28 +126,37 @@ class Reception:
             return unknown_class(self._classes)
         slo = self._classes.slo(terms)
         self._standing.seen(service, terms.tenant, now)
-        overrun = self.foresight.find(terms, arrival_s, now)
+        least = self._least(about_tokens)
+        overrun = self.foresight.find(terms, least, arrival_s, now)
         if overrun is None:
-            overrun = self._overrun(service, terms.tenant, slo, about_tokens, arrival_s, now)
+            overrun = self._overrun(service, terms.tenant, slo, least, about_tokens, arrival_s, now)
             if overrun is None:
                 return None
-            self.foresight.keep(terms, arrival_s, overrun, now)
+            self.foresight.keep(terms, least, arrival_s, overrun, now)
         else:
             self._standing.asks(slo, about_tokens, now)
         return too_late(self._admission.turn_away(overrun, now, tokens=about_tokens))
 
-    def _overrun(self, service: ServiceClass, tenant: str, slo: Slo, about_tokens: int, arrival_s: float, now: float) -> Overrun | None:
+    def _least(self, about_tokens: int) -> RequestView:
+        """What waits no longer than a prompt of about so many tokens: where half a step does not hold them, it passes nobody."""
+        candidates = self._fleet.routable()
+        is_long = bool(candidates) and about_tokens > candidates[0].view.limits.max_num_batched_tokens // 2
+        return LEAST_IN_ORDER if is_long else LEAST
+
+    def _overrun(
+        self, service: ServiceClass, tenant: str, slo: Slo, least: RequestView, about_tokens: int, arrival_s: float, now: float
+    ) -> Overrun | None:
         """Of the least request; None where it is not hopeless."""
         candidates = self._fleet.routable()
-        outlays = self._fleet.outlays(LEAST, candidates, now)  # of many a sample: most often one of it has room, and all is said
+        outlays = self._fleet.outlays(least, candidates, now)  # of many a sample: most often one of it has room, and all is said
         if not outlays or any(one.is_empty for one in outlays):
             return None
         self._standing.asks(slo, about_tokens, now)
-        promise = self._promise(service, tenant, LEAST.prompt_tokens, slo, arrival_s, now)
+        promise = self._promise(service, tenant, least.prompt_tokens, slo, arrival_s, now)
         if not self._admission.is_hopeless(promise, outlays, now):
             return None
         if len(outlays) < len(candidates):
-            outlays = self._fleet.outlays(LEAST, candidates, now, sample=False)
+            outlays = self._fleet.outlays(least, candidates, now, sample=False)
             if any(one.is_empty for one in outlays) or not self._admission.is_hopeless(promise, outlays, now):
                 return None
         return self._admission.overrun(promise, outlays, now)
@@ -164,7 +174,7 @@ class Reception:
         admitted = self._from_queue(head, candidates, now)
         if admitted is not None or len(self.queue) == 1:
             return admitted
-        least = self._fleet.outlays(LEAST, candidates, now)
+        least = self._fleet.outlays(LEAST_IN_ORDER, candidates, now)
         dry = [one.candidate for one in least if self._admission.is_about_dry(one, now)]
         if not dry:
             return None

@@ -100,6 +100,9 @@ def pool_totals(board: Switchboard, now: float) -> tuple[Total, ...]:
         found.append(Total("replica_report_age_seconds", max(0.0, now - known.view.reported_s), label, is_gauge=True))
         for name, value in msgspec.structs.asdict(known.view.load.step_time).items():
             found.append(Total("replica_step_time_seconds", value, (*label, ("coefficient", name)), is_gauge=True))
+        found.append(Total("replica_step_time_spread", known.view.load.step_spread, label, is_gauge=True))
+        found.append(Total("replica_busy_seconds", known.view.load.busy_s, label))
+        found.append(Total("replica_foreseen_seconds", known.view.load.foreseen_s, label))
         for name in _LIMITS:
             limit = getattr(known.view.limits, name)
             if limit is not None:

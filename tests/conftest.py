@@ -11,10 +11,13 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import hypothesis
 import pytest
 import uvloop
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("untimed")
 ON_BOTH_LOOPS = ("test_link_handshake", "test_link_stream", "test_replica_server", "test_link_client")
 
 

@@ -133,10 +133,24 @@ def burst_queue(e: Evidence) -> Finding | None:
     )
 
 
+def long_steps(e: Evidence) -> Finding | None:
+    """Gaps above the target are far longer than most: steps that carry prompts, among those that do not."""
+    (late, of), target_ms, middle_ms = e.late_gaps, e.slo.itl_p95_ms, e.figure("itl_p50_ms")
+    if not e.broken or not of or late < 0.05 * of or not middle_ms or target_ms is None or target_ms < 3 * middle_ms:
+        return None
+    return Finding(
+        "prompts beside running answers",
+        f"half of all gaps are up to {middle_ms:.0f} ms, and in {late} of {of} answers one in twenty is above {target_ms:g} ms:"
+        " a few steps are much longer",
+        "smaller steps (max_num_batched_tokens, inter_token_slo_ms), weighed against time to first token",
+    )
+
+
 def prompts(e: Evidence) -> Finding | None:
     """TTFT grows on long prompts, and it is not the queue: their chunks wait for others, or they themselves take so long."""
     short, long = _short_and_long(e)
-    if not short or not long:
+    kept = e.broken and e.slo.ttft_ms is not None and not e.late_prompts  # something else broke, and larger chunks may be why
+    if not short or not long or kept:
         return None
     short_ms, long_ms = (quantile([ms for _, ms in part], 0.5) or 0.0 for part in (short, long))
     short_tokens, long_tokens = (quantile([float(tokens) for tokens, _ in part], 0.5) or 0.0 for part in (short, long))
@@ -222,6 +236,7 @@ RULES: tuple[Rule, ...] = (
     idle_while_waiting,
     waiting_grows,
     burst_queue,
+    long_steps,
     prompts,
     admission,
     refusals,

@@ -17,7 +17,7 @@ def verdict(e: Evidence) -> str:
         return "no request can be judged"
     if e.slo == Slo():
         return "no SLO was given" + (f"; {', '.join(broken)}" if broken else "")
-    within = f"{share:.0f} % of the requests within it"
+    within = f"{share:.3g} % of the requests within it"
     if not e.broken:
         return f"SLO kept: {within}" + (f"; yet {', '.join(broken)}" if broken else "")
     words = "; ".join([*broken, f"{within}, {KEPT_PERCENT:g} % are needed"])

@@ -2,7 +2,7 @@
 
 Of every request the router's prediction and what came of it are kept (/debug/decisions): how often each quantile of the time to
 first token held, by length; the error of the median; the loss beside a constant scale. Then the same trace runs through the
-simulator, with the step time that this replica had fitted: do both agree? `python -m bench.drills.calibration`.
+simulator, with the step times that this replica had fitted: do both agree? `python -m bench.drills.calibration`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import argparse
 import asyncio
 import json
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import uvloop
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench import result, stack
 from bench.arrivals import poisson
 from bench.connection import Target
+from bench.drills.readings import Reading, Twin, read, twin
 from bench.load_client import LoadClient, closed_loop, open_loop
 from bench.prompt_style import PromptStyle, completion, random_ids
 from bench.quantiles import quantile
 from bench.record import Outcome, RequestRecord
 from bench.result import Metric, Result, WorkResult
-from bench.simulator.cost import Profile
 from bench.simulator.journey import Journey, Promise
 from bench.simulator.score import coverage
 from bench.simulator.setup import Setup
@@ -35,7 +35,6 @@ from bench.simulator.trace import TraceRequest, own_keys
 from bench.simulator.world import Layout
 from bench.summary import summarize
 from bench.works import Work, calls_of
-from replica.contract.messages import StepTimeCoefficients
 
 KEPT = 500  # decisions that the router keeps, and how many it is asked for at once
 POLL_S = 5.0
@@ -51,7 +50,7 @@ ENOUGH = 100  # of a length, below which its coverage is shown and not judged
 class Seen:
     records: tuple[RequestRecord, ...]
     decisions: tuple[Mapping[str, Any], ...]  # of these requests
-    profile: Profile  # what the replica had fitted at the end, and its limits
+    readings: tuple[Reading, ...]  # of the replica, while it was loaded
 
 
 def shapes(count: int, rate_per_s: float, seed: int) -> tuple[TraceRequest, ...]:
@@ -68,49 +67,30 @@ async def run(url: str, trace: Sequence[TraceRequest], seed: int) -> Seen:
     client = LoadClient(Target.parse(url), timeout_s=120.0)
     style, draw = PromptStyle("smollm2"), random.Random(f"calibration/{seed}/ids")
     kept: dict[int, Mapping[str, Any]] = {}
+    readings: list[Reading] = []
     try:
         await closed_loop(client, calls_of(Work("calm", 4, 200, OUTPUT_TOKENS, 16), style, seed), streams=4)
         calls = [completion(random_ids(draw, one.prompt_tokens), one.output_tokens, style) for one in trace]
         await _keep(url, kept)
         calm = max(kept, default=0)
+        began_s = time.perf_counter()
         load = asyncio.create_task(open_loop(client, calls, [one.arrival_s for one in trace]))
-        while not load.done():
+        while True:
+            readings.append(read(await asyncio.to_thread(stack.get_text, f"{url}/metrics"), time.perf_counter() - began_s))
+            if load.done():
+                break
             await asyncio.wait([load], timeout=POLL_S)
             await _keep(url, kept)
         records = await load
     finally:
         client.close()
-    page = await asyncio.to_thread(stack.get_text, f"{url}/metrics")
-    return Seen(tuple(records), tuple(one for number, one in sorted(kept.items()) if number > calm), profile_of(page))
+    return Seen(tuple(records), tuple(one for number, one in sorted(kept.items()) if number > calm), tuple(readings))
 
 
 async def _keep(url: str, kept: dict[int, Mapping[str, Any]]) -> None:
     """Later looks bring the outcomes of earlier decisions."""
     page = json.loads(await asyncio.to_thread(stack.get_text, f"{url}/debug/decisions"))
     kept.update((one["number"], one) for one in page["data"])
-
-
-def profile_of(page: str) -> Profile:
-    """The first replica's, from /metrics. Raises ValueError where it is not there."""
-    times: dict[str, float] = {}
-    limits: dict[str, float] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if sample.name == "rantang:replica_step_time_seconds":
-                times.setdefault(sample.labels["coefficient"], sample.value)
-            elif sample.name == "rantang:replica_limit":
-                limits.setdefault(sample.labels["limit"], sample.value)
-    if not times or not limits:
-        raise ValueError("/metrics says nothing of a replica")
-    return Profile(
-        step_time=StepTimeCoefficients(**times),
-        max_num_batched_tokens=int(limits["max_num_batched_tokens"]),
-        max_num_seqs=int(limits["max_num_seqs"]),
-        block_size=int(limits["block_size"]),
-        pool_blocks=int(limits["num_blocks"]),
-        max_model_len=int(limits["max_model_len"]),
-        step_slo_s=limits.get("step_slo_s"),
-    )
 
 
 def journeys(decisions: Sequence[Mapping[str, Any]]) -> list[Journey]:
@@ -127,16 +107,17 @@ def journeys(decisions: Sequence[Mapping[str, Any]]) -> list[Journey]:
     return found
 
 
-def simulated(profile: Profile, trace: Sequence[TraceRequest]) -> dict[str, Any]:
-    """The same trace on one replica with the production KV manager and these coefficients."""
-    return Setup(layout=Layout(replicas=1), profile=profile, kv="production").run(trace, Slo())
+def simulated(one: Twin, trace: Sequence[TraceRequest]) -> dict[str, Any]:
+    """The same trace on one replica with the production scheduler and KV manager that costs what the real one did."""
+    return Setup(layout=Layout(replicas=1), profile=one.profile, kv="production", noise=one.noise).run(trace, Slo(), one.drift)
 
 
 def report(seen: Seen, trace: Sequence[TraceRequest], configuration: dict[str, str]) -> Result:
     met = journeys(seen.decisions)
     figures = coverage(met)
     ttfts = [record.ttft_s for record in seen.records if record.outcome is Outcome.COMPLETED and record.ttft_s is not None]
-    expected = simulated(seen.profile, trace)
+    one = twin(seen.readings, sum(each.prompt_tokens for each in trace) // len(trace))
+    expected = simulated(one, trace)
     metrics: list[Metric] = [
         result.at_most("failed", float(len(seen.records) - len(ttfts)), 0, "requests"),
         result.at_least("predictions", float(len(met)), 0.95 * len(trace), "that met their outcome"),
@@ -156,7 +137,7 @@ def report(seen: Seen, trace: Sequence[TraceRequest], configuration: dict[str, s
         metrics.append(result.plain(f"ttft.{name}.real", None if real_s is None else 1e3 * real_s, "ms"))
         metrics.append(result.plain(f"ttft.{name}.simulated", None if simulated_s is None else 1e3 * simulated_s, "ms"))
     work = WorkResult("mixed", f"{len(trace)} requests of {LENGTHS[0][1]} to {LENGTHS[-1][2]} tokens", summarize(seen.records))
-    return Result("calibration", configuration, (work,), tuple(metrics), {"profile": seen.profile, "simulated": expected})
+    return Result("calibration", configuration, (work,), tuple(metrics), {"twin": one, "simulated": expected})
 
 
 def _banded(name: str, percent: float, band: tuple[float, float], *, judged: bool) -> Metric:

@@ -4,7 +4,7 @@
 
 1. every kernel against float64 on ugly shapes; 2. the ceilings: a copy, an 8k bfloat16 product; 3. each kernel over shapes, then over
 tiles that are not in its table; 4. decode steps and prefills of a Llama-8B's shape. Medians of graph replays, inputs rotated beyond the
-L2, fractions of the ceilings of the same call. Exits 0; 1 where a kernel is wrong; 2 without a device. TRITON_INTERPRET must not be 1.
+L2, fractions of the ceilings of the same call. Exits 0; 1 where a kernel is wrong; 2 without a device, or where TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from bench.kernels.ceilings import device_of, measure_ceilings
 from bench.kernels.subject import Ground, Subject, error_of
 from bench.kernels.timing import Ceilings, Device, DeviceTimer, Measured, Timer, measure
+from kernels.triton.tiles import interpreted
 
 NO_DEVICE = 2
 RESULTS = Path(__file__).parents[1] / "results"
@@ -139,7 +140,7 @@ def run(place: torch.device, device: Device, timer: Timer, options: argparse.Nam
     import triton
 
     from bench.kernels.subjects import to_check, to_measure
-    from kernels.ops import choose_operators
+    from kernels.ops import TRITON, choose_operators
 
     report = Report(device.name, triton.__version__, torch.__version__, measure_ceilings(place, timer))
     report.checks = [check(subject, place) for subject in to_check()]
@@ -151,7 +152,7 @@ def run(place: torch.device, device: Device, timer: Timer, options: argparse.Nam
         from bench.kernels.whole_step import Sizes, make_model, measure_steps
 
         sizes = Sizes()
-        model = make_model(sizes, choose_operators(place), place)
+        model = make_model(sizes, choose_operators(place, TRITON), place)
         report.steps = measure_steps(model, sizes, place, report.ceilings, timer)
     return report
 
@@ -164,6 +165,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("no CUDA or ROCm device: nothing was checked, nothing was measured", file=sys.stderr)
+        return NO_DEVICE
+    if interpreted():
+        print("TRITON_INTERPRET=1: kernels would be interpreted, nothing was checked, nothing was measured", file=sys.stderr)
         return NO_DEVICE
     place = torch.device("cuda", torch.cuda.current_device())
     report = run(place, device_of(place), DeviceTimer(), options)

@@ -58,9 +58,10 @@ def quantize_fp8(weight: Tensor) -> QuantizedWeight:
 
 
 def pack_groups(groups: Groups, columns: int) -> QuantizedWeight:
-    """The very values of `groups` (a file's, say), laid out anew. The last of the groups may reach beyond `columns`."""
+    """The very values of `groups` (a file's, say), laid out anew. The last of the groups may reach beyond `columns`. ValueError."""
     rows, count = groups.d.shape
-    assert count == -(-columns // GROUP)
+    if count != -(-columns // GROUP):
+        raise ValueError(f"groups: {count} in a row, but {columns} columns are {-(-columns // GROUP)} groups of {GROUP}")
     bytes_ = groups.q.view(torch.uint8)
     if groups.m is not None:
         bytes_ = bytes_[..., : GROUP // 2] | (bytes_[..., GROUP // 2 :] << 4)

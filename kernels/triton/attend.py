@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-1.0e30)  # a running maximum before the first key: finite, so that no difference of two infinities arises
+LOWEST = tl.constexpr(-3.4e38)  # a running maximum before the first key: finite, so that no difference of two infinities arises
 LOG2E = tl.constexpr(1.4426950408889634)
 
 

@@ -28,6 +28,7 @@ from kernels.triton.tiles import architecture_of
 
 ALIGNMENT = 16  # bytes, of every array in the one upload
 SPLITS_LEAST = 4  # of a row, that a padded list has places for; a longer one has four times as many, and so on
+WINDOW_MOST = (1 << 31) - 1  # tokens: positions are 32 bits wide
 NO_WORK = -1  # the row of what pads
 
 
@@ -69,12 +70,12 @@ class AttentionPlan:
         """Raises ValueError unless `cache` has the plan's layout and every page of the tables. Touches no device."""
         layout = self.layout
         inner = (2, layout.kv_heads, layout.block_size, layout.head_dim)
-        if cache.shape[1:] != inner or not cache[0].is_contiguous():
-            raise ValueError(
-                f"cache: pages of {list(cache.shape[1:])}, strides {cache.stride()}, but the plan's are contiguous {list(inner)}"
-            )
+        if cache.ndim == 0 or cache.shape[1:] != inner:
+            raise ValueError(f"cache: {list(cache.shape)}, but the plan's are contiguous {list(inner)} a page")
         if self.page_limit > cache.shape[0]:
             raise ValueError(f"tables: page {self.page_limit - 1} is named, the cache has {cache.shape[0]} pages")
+        if not cache[0].is_contiguous():
+            raise ValueError(f"cache: pages of strides {cache.stride()[1:]}, but the plan's are contiguous {list(inner)}")
 
 
 def plan_attention(
@@ -133,8 +134,13 @@ def check_scales(scales: Tensor, cache: Tensor) -> None:
 
 
 def _check(batch: PagedBatch, layout: CacheLayout, window: int | None) -> None:
-    if window is not None and window < 1:
-        raise ValueError(f"window: {window} tokens, at least 1")
+    if window is not None and not 1 <= window <= WINDOW_MOST:
+        raise ValueError(f"window: {window} tokens, at least 1 and at most {WINDOW_MOST}")
+    if min(layout.kv_heads, layout.block_size, layout.head_dim) < 1:
+        raise ValueError(f"layout: {layout}, each at least 1")
+    if batch.starts.ndim != 1 or batch.counts.shape != batch.starts.shape or batch.tables.shape[:-1] != batch.starts.shape:
+        told = ", ".join(str(list(each.shape)) for each in (batch.starts, batch.counts, batch.tables))
+        raise ValueError(f"batch: starts, counts and tables of {told}, wanted [R], [R] and [R, pages]")
     if batch.counts.size == 0 or int(batch.counts.min()) < 1 or int(batch.starts.min()) < 0:
         raise ValueError("batch: needs rows, each of at least one token from position 0 or later")
     last = int((batch.starts.astype(np.int64) + batch.counts).max()) - 1

@@ -22,11 +22,11 @@ TILES = TileTable("copy_blocks", (TileRow(EVERYWHERE, WORDS, Tile(n=2048, warps=
 
 @triton.jit
 def copy_kernel(pool, pairs, layer_stride, page_stride, WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (BLOCK words of a page, pair, layer)."""
-    pair = tl.program_id(1)
+    """Program (pair, BLOCK words of a page, layer): pairs first, of which a GPU's other axes take no more than 65,535."""
+    pair = tl.program_id(0)
     source = tl.load(pairs + 2 * pair).to(tl.int64) * page_stride
     target = tl.load(pairs + 2 * pair + 1).to(tl.int64) * page_stride
-    word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     layer = pool + tl.program_id(2).to(tl.int64) * layer_stride
     tl.store(layer + target + word, tl.load(layer + source + word, mask=word < WORDS), mask=word < WORDS)
 
@@ -39,16 +39,20 @@ def copy_blocks(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """
     if not pairs:
         return
+    if pool.ndim < 2:
+        raise ValueError(f"pool: {list(pool.shape)}, wanted [layers, pages, …]")
     pages = pool.shape[1]
     for page in (page for pair in pairs for page in pair):
         if not 0 <= page < pages:
             raise ValueError(f"pairs: page {page} of a pool of {pages}")
+    if not pool.numel():
+        return
     words = _words(pool)
     tile = TILES.tile(architecture_of(pool.device), words.dtype)
     pinned = pool.device.type == "cuda"
     for run in independent_runs(pairs):
         told = torch.tensor(run, dtype=torch.int32, pin_memory=pinned).to(pool.device, non_blocking=True)
-        copy_kernel[(triton.cdiv(words.shape[2], tile.n), len(run), words.shape[0])](
+        copy_kernel[(len(run), triton.cdiv(words.shape[2], tile.n), words.shape[0])](
             words, told, words.stride(0), words.stride(1), WORDS=words.shape[2], BLOCK=tile.n, num_warps=tile.warps, num_stages=tile.stages
         )
 

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.arguments import ask, rows_of
 from kernels.triton.moe_routing import Routing, route_tokens
 from kernels.triton.tiles import EVERYWHERE, HALVES, NVIDIA, Tile, TileRow, TileTable, architecture_of
 
@@ -121,13 +122,21 @@ def combine_kernel(out, parts, top_k, width, BLOCK_N: tl.constexpr):
 
 
 def fused_moe(hidden: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int, renormalize: bool = True) -> Tensor:
-    """hidden [T, H], router_logits [T, E], gate_up [E, 2·I, H] = (gate | up), down [E, H, I], all contiguous; returns [T, H]."""
-    tokens, width = hidden.shape
-    assert all(each.is_contiguous() and each.dtype is hidden.dtype for each in (hidden, gate_up, down))
-    assert down.shape == (gate_up.shape[0], width, gate_up.shape[1] // 2) and gate_up.shape[2] == width
+    """hidden [T, H], router_logits [T, E], gate_up [E, 2·I, H] = (gate | up), down [E, H, I], all contiguous; returns [T, H].
+
+    ValueError where shapes do not fit, TypeError where hidden, gate_up and down are not of one dtype.
+    """
+    tokens, width = rows_of("hidden", hidden)
+    if gate_up.ndim != 3:
+        raise ValueError(f"gate_up: {list(gate_up.shape)}, wanted [experts, 2 · width, hidden]")
+    experts, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    ask("gate_up", gate_up, (experts, 2 * inner, width), hidden, hidden.dtype)
+    ask("down", down, (experts, width, inner), hidden, hidden.dtype)
+    ask("router_logits", router_logits, (tokens, experts), hidden)
     architecture = architecture_of(hidden.device)
     tile, down_tile = TILES.tile(architecture, hidden.dtype), DOWN_TILES.tile(architecture, hidden.dtype)
-    assert tile.m == down_tile.m
+    if tile.m != down_tile.m:
+        raise ValueError(f"tiles: {tile.m} entries a block for up, {down_tile.m} for down, wanted the same")
     out = torch.empty_like(hidden)
     if not tokens:
         return out

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.reference.gelu_mul import APPROXIMATIONS
+from kernels.triton.arguments import rows_of
 from kernels.triton.tiles import EVERYWHERE, FLOATS, Tile, TileRow, TileTable, architecture_of
 
 TILES = TileTable("gelu_mul", (TileRow(EVERYWHERE, FLOATS, Tile(n=1024, warps=4)),))
@@ -36,10 +37,16 @@ def gelu_mul_kernel(out, gate_up, width, TANH: tl.constexpr, BLOCK_N: tl.constex
 
 
 def gelu_mul(gate_up: Tensor, approximate: str = "tanh") -> Tensor:
-    """gelu(gate) · up for gate_up [T, 2·I] = (gate | up), rows contiguous; returns [T, I]. `approximate`: "tanh" or "none"."""
-    rows, width = gate_up.shape[0], gate_up.shape[-1] // 2
-    assert gate_up.is_contiguous() and gate_up.shape == (rows, 2 * width)
-    assert approximate in APPROXIMATIONS
+    """gelu(gate) · up for gate_up [T, 2·I] = (gate | up), rows contiguous; returns [T, I]. `approximate`: "tanh" or "none".
+
+    ValueError where they are something else.
+    """
+    rows, columns = rows_of("gate_up", gate_up)
+    width, odd = divmod(columns, 2)
+    if odd:
+        raise ValueError(f"gate_up: {columns} columns, wanted an even number: gates, then as many values")
+    if approximate not in APPROXIMATIONS:
+        raise ValueError(f"approximate: {approximate!r}, wanted one of {', '.join(APPROXIMATIONS)}")
     tile = TILES.tile(architecture_of(gate_up.device), gate_up.dtype, width)
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:

@@ -21,6 +21,7 @@ from torch import Tensor
 from kernels.cpu.packed import GROUP as GROUP_SIZE
 from kernels.reference.quantized_weight import PANEL as PANEL_ROWS
 from kernels.reference.quantized_weight import QuantizedWeight
+from kernels.triton.arguments import ask, rows_of
 from kernels.triton.tiles import EVERYWHERE, HALVES, Tile, TileRow, TileTable, architecture_of
 
 TILES = TileTable(
@@ -32,6 +33,7 @@ TILES = TileTable(
 )
 JOIN_COLUMNS = 512
 ROWS_AT_ONCE = 256  # of x: so much and no more is there of partial sums
+BYTES = {"int8": GROUP_SIZE, "fp8": GROUP_SIZE, "int4": GROUP_SIZE // 2}  # of a group
 GROUP = tl.constexpr(GROUP_SIZE)
 HALF = tl.constexpr(GROUP_SIZE // 2)
 PANEL = tl.constexpr(PANEL_ROWS)
@@ -115,9 +117,12 @@ def join_splits_kernel(out, partial, bias, rows, columns, width, splits, HAS_BIA
 
 
 def linear_quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] · Wᵀ [K, N] + bias [N], rows contiguous; returns [M, N] in x's dtype."""
-    rows, depth = x.shape
-    assert depth == weight.columns and x.is_contiguous()
+    """x [M, K] · Wᵀ [K, N] + bias [N], rows contiguous; returns [M, N] in x's dtype.
+
+    ValueError where shapes do not fit or the form is unknown, TypeError where what is stored is not of the form's dtypes.
+    """
+    rows, _ = rows_of("x", x)
+    _check(x, weight, bias)
     tile = TILES.tile(architecture_of(x.device), x.dtype)
     out = torch.empty((rows, weight.rows), dtype=x.dtype, device=x.device)
     if not rows:
@@ -128,6 +133,23 @@ def linear_quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = N
     for first in range(0, rows, ROWS_AT_ONCE):
         _launch(out[first : first + ROWS_AT_ONCE], x[first : first + ROWS_AT_ONCE], weight, bias, partial, splits, tile)
     return out
+
+
+def _check(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> None:
+    if weight.form not in BYTES:
+        raise ValueError(f"weight: form {weight.form!r}, wanted one of {', '.join(BYTES)}")
+    ask("x", x, (x.shape[0], weight.columns), x)
+    panels, groups = triton.cdiv(weight.rows, PANEL_ROWS), triton.cdiv(weight.columns, GROUP_SIZE)
+    ask("weight.values", weight.values, (panels, groups, PANEL_ROWS, BYTES[weight.form]), x, torch.uint8)
+    by_row = weight.form == "fp8"
+    scale = torch.float32 if by_row else torch.float16
+    ask("weight.scales", weight.scales, (panels, 1 if by_row else groups, PANEL_ROWS), x, scale)
+    if (weight.minima is None) is (weight.form == "int4"):
+        raise ValueError(f"weight.minima: {'none' if weight.minima is None else 'given'} for {weight.form}")
+    if weight.minima is not None:
+        ask("weight.minima", weight.minima, weight.scales.shape, x, torch.float16)
+    if bias is not None:
+        ask("bias", bias, (weight.rows,), x)
 
 
 def _launch(out: Tensor, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, partial: Tensor, splits: int, tile: Tile) -> None:

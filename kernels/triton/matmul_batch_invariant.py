@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.arguments import ask, rows_of
 from kernels.triton.tiles import EVERYWHERE, HALVES, Tile, TileRow, TileTable, architecture_of
 
 TILES = TileTable(
@@ -69,12 +70,17 @@ def matmul_kernel(
 
 
 def matmul_batch_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] · weightᵀ [K, N] + bias [N], in one dtype, rows contiguous; returns [M, N] in it."""
-    (rows, depth), columns = x.shape, weight.shape[0]
-    assert weight.shape == (columns, depth) and weight.dtype is x.dtype and x.is_contiguous() and weight.is_contiguous()
+    """x [M, K] · weightᵀ [K, N] + bias [N], in one dtype, rows contiguous; returns [M, N] in it.
+
+    ValueError where shapes do not fit, TypeError where dtypes differ.
+    """
+    (rows, depth), (columns, _) = rows_of("x", x), rows_of("weight", weight)
+    ask("weight", weight, (columns, depth), x, x.dtype)
+    if bias is not None:
+        ask("bias", bias, (columns,), x, x.dtype)
     tile = TILES.tile(architecture_of(x.device), x.dtype)
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
-    if rows:
+    if rows and columns:
         grid = (triton.cdiv(rows, tile.m) * triton.cdiv(columns, tile.n),)
         matmul_kernel[grid](
             out,

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.arguments import rows_of
+
 EXPERTS_MAX = 1024
 SCAN = 1024  # entries looked at together
 
@@ -95,9 +97,10 @@ def place_kernel(
 
 
 def route_tokens(router_logits: Tensor, top_k: int, renormalize: bool, block_rows: int) -> Routing:
-    """router_logits [T, E] contiguous, T ≥ 1; blocks of `block_rows`, a power of two."""
-    tokens, experts = router_logits.shape
-    assert router_logits.is_contiguous() and 0 < top_k <= experts <= EXPERTS_MAX
+    """router_logits [T, E] contiguous, T ≥ 1; blocks of `block_rows`, a power of two. ValueError."""
+    tokens, experts = rows_of("router_logits", router_logits)
+    if not 0 < top_k <= experts <= EXPERTS_MAX:
+        raise ValueError(f"top_k: {top_k} of {experts} experts, wanted 1 to that many, and {EXPERTS_MAX} experts at most")
     size, device = tokens * top_k, router_logits.device
     blocks = triton.cdiv(size, block_rows) + min(experts, size)
     padded = max(16, triton.next_power_of_2(experts))

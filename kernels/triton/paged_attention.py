@@ -8,6 +8,7 @@ bits do not depend on the rest of the batch. Queries in float32, float16 or bflo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -60,11 +61,11 @@ def _prepare(
     queries: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, soft_cap: float | None, cache_scales: Tensor | None
 ) -> _Call:
     layout = plan.layout
-    group, rest = divmod(queries.shape[1], layout.kv_heads * layout.head_dim)
-    if rest or not group or queries.stride(1) != 1 or queries.shape[0] != plan.slots.numel():
+    group, rest = divmod(queries.shape[-1], layout.kv_heads * layout.head_dim)
+    if queries.ndim != 2 or rest or not group or queries.stride(1) != 1 or queries.shape[0] != plan.slots.numel():
         raise ValueError(f"queries: {list(queries.shape)} for {plan.slots.numel()} tokens and {layout}")
-    if scale <= 0 or (soft_cap is not None and soft_cap <= 0):
-        raise ValueError(f"scale and soft_cap: {scale} and {soft_cap}, both above 0")
+    if not 0 < scale < math.inf or not 0 < (1.0 if soft_cap is None else soft_cap) < math.inf:
+        raise ValueError(f"scale and soft_cap: {scale} and {soft_cap}, both above 0 and finite")
     architecture = architecture_of(queries.device)
     form = _form(queries, cache, cache_scales, architecture)
     held = {"fp8": torch.float8_e4m3fn, "fp8_bits": torch.uint8}.get(form)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.arguments import ask, rows_of
 from kernels.triton.tiles import EVERYWHERE, FLOATS, Tile, TileRow, TileTable, architecture_of
 
 TILES = TileTable(
@@ -43,10 +44,15 @@ def rms_norm_kernel(out, residual, delta, weight, width, epsilon, HAS_DELTA: tl.
 
 
 def rms_norm(residual: Tensor, weight: Tensor, epsilon: float, delta: Tensor | None = None) -> Tensor:
-    """residual [T, H] += delta [T, H] (in place, where given); returns the norm of it · weight [H]. All rows contiguous."""
-    rows, width = residual.shape
-    assert residual.dtype is torch.float32 and residual.is_contiguous() and (delta is None or delta.is_contiguous())
-    assert weight.shape == (width,) and (delta is None or delta.shape == residual.shape)
+    """residual [T, H] += delta [T, H] (in place, where given); returns the norm of it · weight [H]. All rows contiguous.
+
+    ValueError, or TypeError for a residual that is not float32, where it is not so.
+    """
+    rows, width = rows_of("residual", residual)
+    ask("residual", residual, (rows, width), residual, torch.float32)
+    ask("weight", weight, (width,), residual)
+    if delta is not None:
+        ask("delta", delta, (rows, width), residual)
     tile = TILES.tile(architecture_of(residual.device), weight.dtype, width)
     out = torch.empty((rows, width), dtype=weight.dtype, device=residual.device)
     if rows:

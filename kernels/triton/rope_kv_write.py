@@ -19,6 +19,7 @@ from torch import Tensor
 from kernels.errors import KernelError
 from kernels.reference.cache_form import LARGEST
 from kernels.reference.rope_kv_write import HeadNorms
+from kernels.triton.arguments import ask
 from kernels.triton.attention_plan import AttentionPlan, check_scales
 from kernels.triton.tiles import EVERYWHERE, FLOATS, Tile, TileRow, TileTable, architecture_of, name_of
 
@@ -128,8 +129,11 @@ def rope_kv_write(
     """
     plan.check(cache)
     layout, tokens = plan.layout, plan.slots.numel()
-    heads = qkv.shape[1] // layout.head_dim - 2 * layout.kv_heads
     _check(qkv, (cosine, sine), cache, plan, cache_scales)
+    if norms is not None:
+        ask("norms.query", norms.query, (layout.head_dim,), qkv)
+        ask("norms.key", norms.key, (layout.head_dim,), qkv)
+    heads = qkv.shape[1] // layout.head_dim - 2 * layout.kv_heads
     tile = TILES.tile(architecture_of(qkv.device), qkv.dtype, layout.head_dim)
     out = torch.empty((tokens, heads * layout.head_dim), dtype=qkv.dtype, device=qkv.device)
     form = "plain" if cache_scales is None else FORMS[cache.dtype]
@@ -147,8 +151,8 @@ def rope_kv_write(
 
 def _check(qkv: Tensor, angles: tuple[Tensor, Tensor], cache: Tensor, plan: AttentionPlan, scales: Tensor | None) -> None:
     layout, tokens = plan.layout, plan.slots.numel()
-    heads, rest = divmod(qkv.shape[1], layout.head_dim)
-    if rest or heads <= 2 * layout.kv_heads or layout.head_dim % 2 or qkv.shape[0] != tokens or qkv.stride(1) != 1:
+    heads, rest = divmod(qkv.shape[-1], layout.head_dim)
+    if qkv.ndim != 2 or rest or heads <= 2 * layout.kv_heads or layout.head_dim % 2 or qkv.shape[0] != tokens or qkv.stride(1) != 1:
         raise ValueError(f"qkv: {list(qkv.shape)} for {tokens} tokens and {layout}")
     for name, angle in zip(("cosine", "sine"), angles, strict=True):
         if angle.shape != (tokens, layout.head_dim) or angle.dtype is not torch.float32 or angle.stride(1) != 1:

@@ -18,7 +18,9 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.reference.sampling import Count, Number, Sampled, SamplingRows
+from kernels.reference.sampling import Sampled, SamplingRows
+from kernels.triton.arguments import rows_of
+from kernels.triton.sampling_arguments import check_sampling
 from kernels.triton.sampling_draw import draw_kernel, finish_kernel
 from kernels.triton.sampling_filters import choose_kernel, gather_kernel, histogram_kernel
 from kernels.triton.sampling_rules import rules_kernel, state_kernel
@@ -58,10 +60,10 @@ def sampling(logits: Tensor, rows: SamplingRows, top_logprobs: int = 0) -> Sampl
     """One token for each row of logits [R, V] (float32, float16 or bfloat16, contiguous); all tensors on one device.
 
     `top_logprobs` n ≤ V likeliest tokens of every row. The outputs of a row whose status is not FINE mean nothing.
+    ValueError where shapes do not fit, TypeError for another dtype; KernelError where no tile serves.
     """
-    count, vocab = logits.shape
-    assert logits.is_contiguous() and 0 <= top_logprobs <= vocab
-    assert rows.numbers.shape == (count, len(Number)) and rows.counts.shape == (count, len(Count))
+    count, vocab = rows_of("logits", logits)
+    check_sampling(logits, rows, top_logprobs)
     tile = TILES.tile(architecture_of(logits.device), logits.dtype, vocab)
     asks = any(each is not None for each in (rows.allowed, rows.prompt_seen, rows.output_counts, rows.bias, rows.banned))
     chunks = triton.cdiv(vocab, tile.n)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.arguments import rows_of
 from kernels.triton.tiles import EVERYWHERE, FLOATS, Tile, TileRow, TileTable, architecture_of
 
 TILES = TileTable("silu_mul", (TileRow(EVERYWHERE, FLOATS, Tile(n=1024, warps=4)),))
@@ -31,9 +32,11 @@ def silu_mul_kernel(out, gate_up, width, BLOCK_N: tl.constexpr):
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up for gate_up [T, 2·I] = (gate | up), rows contiguous; returns [T, I]."""
-    rows, width = gate_up.shape[0], gate_up.shape[-1] // 2
-    assert gate_up.is_contiguous() and gate_up.shape == (rows, 2 * width)
+    """silu(gate) · up for gate_up [T, 2·I] = (gate | up), rows contiguous; returns [T, I]. ValueError where it is not so."""
+    rows, columns = rows_of("gate_up", gate_up)
+    width, odd = divmod(columns, 2)
+    if odd:
+        raise ValueError(f"gate_up: {columns} columns, wanted an even number: gates, then as many values")
     tile = TILES.tile(architecture_of(gate_up.device), gate_up.dtype, width)
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:

@@ -161,6 +161,12 @@ class LoadReport(Wire, frozen=True):
     draining: bool = False
     preemptions: int = 0  # since start
     kv_bytes_used: int = 0
+    step_spread: float = 0.0  # of its predictions: a chunk is planned as if steps took longer by this part, 0 … 1
+    short_prefill_tokens: int | None = (
+        None  # of those queued: of waiting prompts that half of a step completes, which pass others; None: nobody does
+    )
+    busy_s: float = 0.0  # that steps have taken since start
+    foreseen_s: float = 0.0  # that they had been predicted to take
 
 
 # --- router → replica ------------------------------------------------------------------------------------------------

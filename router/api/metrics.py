@@ -64,6 +64,9 @@ TOTALS = {
     "untrue_reports": "What replicas said that could not be true, or clocks that stepped back; it was not believed.",
     "replica_weight": "How far a replica is trusted: 1; less when it is overdue or has just been in trouble; 0 out of routing.",
     "replica_report_age_seconds": "Since a replica's last report that was believed.",
+    "replica_step_time_spread": "By which part of what a replica has fitted one step in twenty takes longer.",
+    "replica_busy_seconds": "That a replica's steps have taken: its rate is how busy the engine is.",
+    "replica_foreseen_seconds": "That they had been predicted to take.",
     "replica_step_time_seconds": "What a replica has fitted: a step's time = a + b·prefill + c·decodes + d·context + e·prefill·context.",
     "replica_limit": "What a replica's engine enforces, by name.",
 }

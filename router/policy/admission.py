@@ -22,7 +22,7 @@ from router.policy.scoring import Candidate, Choice, Policy
 
 HOPEFUL_QUANTILE = 0.1
 RETRY_AFTER_MAX_S = 30.0
-LEAN_STEPS = 2.0
+LEAN_STEPS = 0.5
 _JITTER = 0.25  # of Retry-After: those shed together do not come back together
 
 
@@ -208,7 +208,8 @@ class Admission:
 
     def is_about_dry(self, one: Outlay, now: float) -> bool:
         """It will soon have nothing more to do than what is in its steps now. `one`: of the least request."""
-        return one.is_empty or one.wait_s(0.5, now) <= LEAN_STEPS * one.candidate.forecast.grain_s
+        forecast = one.candidate.forecast
+        return one.is_empty or one.wait_s(0.5, now) - forecast.left_s <= LEAN_STEPS * forecast.grain_s
 
     def jittered(self, seconds: float) -> float:
         return seconds * (1.0 + _JITTER * self._random.random())

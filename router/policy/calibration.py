@@ -13,12 +13,12 @@ from collections import deque
 
 from router.policy.prediction import LENGTHS
 
-WINDOW = 128
+WINDOW = 256
 PROPORTIONAL = 0.3
 TRUSTED_AFTER = 8  # waits that were seen
 _DOUBT = 4.0
 _PRIOR_S = 0.5  # seconds of agreement that a new replica starts with
-_FORGET = 0.97
+_FORGET = 0.985
 _SCALE_MAX = 8.0
 _HALF_LIFE_S = 30.0  # a scale that is no longer fed returns to 1: a wrong model never refuses for ever
 # Cold: as if off by up to one unit below and one and four tenths above. A promise broken is worse than one not made. What is

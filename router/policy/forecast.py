@@ -2,7 +2,8 @@
 
 The queue is drained in steps of one chunk each: a chunk is what the token budget and the step's time bound leave beside
 the decodes. A request is first scheduled when the backlog before it has less than a chunk left, when a slot is free and
-when its blocks fit; it has its first token when its own uncached tokens are through as well.
+when its blocks fit; it has its first token when its own uncached tokens are through as well. One that half a chunk completes
+passes longer ones (replica/starting.py): before it are only others as short, half a chunk of them in a step.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     service_s: float  # by how much it delays whoever comes after it
     token_s: float = 0.0  # of that, per token to prefill
     alone_tpot_s: float = 0.0  # a step's time if it had the replica to itself
+    left_s: float = 0.0  # of the step that runs
     idle_s: float = 0.0  # until all who are there now are through
 
 
@@ -67,51 +69,86 @@ class Outlook(msgspec.Struct, frozen=True, gc=False):
     base_s: float  # a step without prefill
     slope_s: float  # per prefill token
     chunk: float  # prefill tokens per step
+    began_s: float | None  # the step that runs, by the router's clock; None: none does
+    running_s: float  # that it takes
+    left_s: float  # of it
+    backlog: float  # tokens to prefill after it
     step_s: float  # a full step while there is backlog, else the base
     drain_s: float  # until the backlog leaves room in a step
     rest_s: float  # from there until the backlog is through
+    short_tokens: float  # a prompt of no more passes longer ones; 0: none does, or there are none to pass
+    short_drain_s: float  # until those as short leave room in a step
     finishes_per_s: float  # requests that leave, when the batch is as now
     free_blocks: float  # beyond the needs of all who run or wait
 
 
 def outlook(view: ReplicaView, output_tokens: float, now: float) -> Outlook:
+    """As of now: nothing is scheduled before the step that runs has ended."""
     there = view.requests(now)
     state = view.outlook
     if state is None or state.there != there:
         state = view.outlook = _outlook(view, there, output_tokens)
-    load = view.load
-    if load.running + load.waiting == 0:
+    if state.began_s is None:
         return state
-    elapsed_s = max(0.0, now - view.stepped_s)  # of the step that runs now
-    step_s = load.predicted_step_s
-    return msgspec.structs.replace(state, drain_s=max(step_s - elapsed_s, state.drain_s - min(elapsed_s, step_s), 0.0))
+    left_s = max(0.0, state.running_s - max(0.0, now - state.began_s))
+    return msgspec.structs.replace(state, left_s=left_s, drain_s=state.drain_s + left_s, short_drain_s=state.short_drain_s + left_s)
 
 
 def _outlook(view: ReplicaView, there: int, output_tokens: float) -> Outlook:
-    """As of the start of the running step; kept by the view until its report or its claims change."""
+    """As of the end of the running step; kept by the view until its report or its claims change."""
     load, limits, claims, k = view.load, view.limits, view.claims, view.load.step_time
-    backlog = load.queued_prefill_tokens + claims.new_tokens
+    queued = load.queued_prefill_tokens + claims.new_tokens
     waiting = max(0, there - load.running)
     decodes = min(float(limits.max_num_seqs), load.running + waiting / 2)
-    context = load.context_tokens + backlog / 2
+    context = load.context_tokens + queued / 2
     base_s = k.a + k.c * decodes + k.d * context
     slope_s = k.b + k.e * context / max(1.0, decodes)
     chunk = max(1.0, limits.max_num_batched_tokens - decodes)
     if limits.step_slo_s is not None and slope_s > 0:
-        chunk = min(chunk, max(float(limits.block_size), (limits.step_slo_s - base_s) / slope_s))
-    full_s = base_s + slope_s * min(chunk, backlog)
+        chunk = min(chunk, max(float(limits.block_size), (limits.step_slo_s / (1.0 + load.step_spread) - base_s) / slope_s))
+    began_s, early = _running_step(view)
+    running = 0.0 if began_s is None else min(chunk, load.queued_prefill_tokens + early)
+    backlog = queued - running
+    full_s = base_s + slope_s * min(chunk, queued)
     steps = backlog // chunk
+    half = chunk / 2
+    before = backlog
+    if load.short_prefill_tokens is not None:
+        own = sum(lease.new_tokens for lease in view.pending.values() if lease.new_tokens <= half)
+        before = min(backlog, load.short_prefill_tokens + own)
+    if before == backlog:
+        half = 0.0  # there are none to pass
     return Outlook(
         there=there,
         base_s=base_s,
         slope_s=slope_s,
         chunk=chunk,
+        began_s=began_s,
+        running_s=base_s + slope_s * running,
+        left_s=0.0,
+        backlog=backlog,
         step_s=full_s,
         drain_s=steps * full_s,
         rest_s=(backlog - steps * chunk) * slope_s,
+        short_tokens=half,
+        short_drain_s=before // half * full_s if half else 0.0,
         finishes_per_s=min(there, limits.max_num_seqs) / max(1e-9, output_tokens * full_s),
         free_blocks=load.free_blocks + load.evictable_blocks - claims.blocks - load.queued_prefill_tokens / limits.block_size,
     )
+
+
+def _running_step(view: ReplicaView) -> tuple[float | None, int]:
+    """When it began, and tokens of own work that it prefills and that no report has counted: what had come when it began.
+
+    A replica reports between steps and begins the next one at once; an idle one begins with the first that comes.
+    """
+    if view.load.running + view.load.waiting:
+        began_s: float | None = view.stepped_s
+    else:
+        began_s = min((lease.dispatched_s for lease in view.pending.values()), default=None)
+    if began_s is None:
+        return None, 0
+    return began_s, sum(lease.new_tokens for lease in view.pending.values() if lease.dispatched_s <= began_s)
 
 
 def fits(view: ReplicaView, request: RequestView) -> bool:
@@ -128,7 +165,9 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
     cached = min(hit.blocks * limits.block_size, request.prompt_tokens - 1)
     new = request.prompt_tokens - cached
     blocks = math.ceil((request.prompt_tokens + 1) / limits.block_size) - cached // limits.block_size
-    wait_s = ahead.drain_s
+    passes = new <= ahead.short_tokens and ahead.short_drain_s < ahead.drain_s and request.choices == 1 and not request.in_order
+    drain_s = ahead.short_drain_s if passes else ahead.drain_s
+    wait_s = drain_s
     if ahead.finishes_per_s > 0:
         short = ahead.there + request.choices - limits.max_num_seqs
         if short > 0:
@@ -137,7 +176,10 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
         if lacking > 0:
             used = limits.num_blocks - view.load.free_blocks - view.load.evictable_blocks
             wait_s = max(wait_s, lacking * view.load.running / max(1, used) / ahead.finishes_per_s)
-    own_s = _prefill_s(ahead, k.e, cached, new) + (ahead.rest_s if wait_s <= ahead.drain_s else 0.0)
+    if passes:
+        own_s = ahead.base_s + ahead.slope_s * min(ahead.chunk, ahead.backlog + new)  # the longer ones have the rest of its step
+    else:
+        own_s = _prefill_s(ahead, k.e, cached, new) + (ahead.rest_s if wait_s <= drain_s else 0.0)
     shared = max(0, min(hit.shared_blocks * limits.block_size, request.prompt_tokens - 1) - cached)
     excused = shared * hit.shared_uses / (1.0 + hit.shared_uses)
     again = request.choices - request.prompts  # they find the blocks of the first choice with their prompt
@@ -149,6 +191,7 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
     return Forecast(
         wait_s=wait_s,
         ttft_s=wait_s + own_s,
+        left_s=ahead.left_s,
         score_s=wait_s + own_s - excused * ahead.slope_s,
         tpot_s=k.a
         + k.c * min(limits.max_num_seqs, ahead.there + request.choices)

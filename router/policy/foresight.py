@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from router.policy.admission import Overrun
 from router.policy.classes import Terms
+from router.policy.request_view import RequestView
 from router.policy.steady_clock import SteadyClock
 
 VALID_S = 0.005  # nothing is predicted finer
@@ -27,20 +28,20 @@ class Foresight:
     """By what was asked. Only of the hopeless: whoever has hope is judged, and that changes what comes after."""
 
     def __init__(self) -> None:
-        self._found: dict[Terms, _Found] = {}
+        self._found: dict[tuple[Terms, RequestView], _Found] = {}
 
     def forget(self) -> None:
         """Something has happened."""
         self._found.clear()
 
-    def keep(self, terms: Terms, arrival_s: float, overrun: Overrun, now: float) -> None:
+    def keep(self, terms: Terms, least: RequestView, arrival_s: float, overrun: Overrun, now: float) -> None:
         if len(self._found) >= KEPT_MAX:
             self._found.clear()
-        self._found[terms] = _Found(overrun, arrival_s, now)
+        self._found[terms, least] = _Found(overrun, arrival_s, now)
 
-    def find(self, terms: Terms, arrival_s: float, now: float) -> Overrun | None:
-        """Whoever came earlier has even less hope; whoever came later, up to a moment, no more."""
-        found = self._found.get(terms)
+    def find(self, terms: Terms, least: RequestView, arrival_s: float, now: float) -> Overrun | None:
+        """`least`: the request that was judged. Whoever came earlier has even less hope; whoever came later, up to a moment, no more."""
+        found = self._found.get((terms, least))
         if found is None or now - found.now > VALID_S or arrival_s - found.arrival_s > VALID_S:
             return None
         return found.overrun

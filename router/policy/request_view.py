@@ -20,6 +20,7 @@ class RequestView:
     request_class: str = "standard"
     tenant: str = ""
     priority: int = 0
+    in_order: bool = False  # too long to pass others, however short it is said to be
 
     @property
     def all_tokens(self) -> int:

@@ -10,6 +10,7 @@ import pytest
 from bench.drills import calibration, failover, rounds, saturation
 from bench.drills.calibration import Seen
 from bench.drills.failover import Failover
+from bench.drills.readings import Reading, twin
 from bench.drills.saturation import Saturation, Stretch
 from bench.record import Outcome, RequestRecord
 from bench.result import Metric
@@ -17,21 +18,15 @@ from bench.simulator import tables
 from bench.simulator.cost import Profile
 from replica.contract.messages import StepTimeCoefficients
 
-PAGE = """\
-# TYPE rantang:replica_step_time_seconds gauge
-rantang:replica_step_time_seconds{replica="r0",coefficient="a"} 0.01
-rantang:replica_step_time_seconds{replica="r0",coefficient="b"} 0.0006
-rantang:replica_step_time_seconds{replica="r0",coefficient="c"} 0.0005
-rantang:replica_step_time_seconds{replica="r0",coefficient="d"} 0.0
-rantang:replica_step_time_seconds{replica="r0",coefficient="e"} 0.0
-# TYPE rantang:replica_limit gauge
-rantang:replica_limit{replica="r0",limit="max_num_batched_tokens"} 512
-rantang:replica_limit{replica="r0",limit="max_num_seqs"} 32
-rantang:replica_limit{replica="r0",limit="num_blocks"} 2000
-rantang:replica_limit{replica="r0",limit="block_size"} 16
-rantang:replica_limit{replica="r0",limit="max_model_len"} 8192
-rantang:replica_limit{replica="r0",limit="step_slo_s"} 0.25
-"""
+PROFILE = Profile(
+    step_time=StepTimeCoefficients(0.01, 0.0006, 0.0005, 0.0),
+    max_num_batched_tokens=512,
+    max_num_seqs=32,
+    block_size=16,
+    pool_blocks=2000,
+    max_model_len=8192,
+    step_slo_s=0.25,
+)
 
 
 def failed(metrics: tuple[Metric, ...]) -> list[str]:
@@ -86,16 +81,14 @@ def decision(actual_s: float, verdict: str = "admitted") -> dict[str, object]:
 
 def test_predictions_are_judged_by_how_often_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = calibration.shapes(200, 2.0, 0)
-    profile = calibration.profile_of(PAGE)
-    assert profile.step_time == StepTimeCoefficients(0.01, 0.0006, 0.0005, 0.0)
-    assert (profile.max_num_batched_tokens, profile.pool_blocks, profile.step_slo_s) == (512, 2000, 0.25)
-    simulated = calibration.simulated(profile, trace)
+    readings = tuple(Reading(at_s, PROFILE, spread=0.1, busy_s=at_s, foreseen_s=at_s) for at_s in (0.0, 100.0))
+    simulated = calibration.simulated(twin(readings, 300), trace)
     monkeypatch.setattr(calibration, "simulated", lambda *_: simulated)  # once is enough
     real = tuple(answered(simulated["ttft_p50_s"] * 1.05) for _ in range(180)) + tuple(answered(simulated["ttft_p95_s"]) for _ in range(20))
 
-    def judged(times_s: list[float], records: tuple[RequestRecord, ...] = real, profile: Profile = profile) -> list[str]:
+    def judged(times_s: list[float], records: tuple[RequestRecord, ...] = real) -> list[str]:
         decisions = tuple(decision(each) for each in times_s)
-        names = failed(calibration.report(Seen(records, decisions, profile), trace, {}).metrics)
+        names = failed(calibration.report(Seen(records, decisions, readings), trace, {}).metrics)
         return [name for name in names if name not in ("median_error", "pinball")]  # these times are no real ones
 
     calibrated = [(i + 0.5) / 200 for i in range(200)]
@@ -105,8 +98,6 @@ def test_predictions_are_judged_by_how_often_they_held(monkeypatch: pytest.Monke
     assert "predictions" in judged(calibrated[:150])
     slow = tuple(replace_ttft(record, 1.5) for record in real)
     assert judged(calibrated, slow) == ["simulated_ttft_off.p50", "simulated_ttft_off.p95"]
-    with pytest.raises(ValueError, match="nothing of a replica"):
-        calibration.profile_of("")
 
 
 def replace_ttft(record: RequestRecord, factor: float) -> RequestRecord:

@@ -168,5 +168,8 @@ def test_results_go_where_they_are_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(gpu_bench, "device_of", lambda place: DEVICE)
     monkeypatch.setattr(gpu_bench, "run", lambda *args: report)
     out = tmp_path / "deep" / "gpu.json"
+    assert gpu_bench.main(["--out", str(out)]) == 2 and not out.exists(), "the interpreter is no device"
+    assert "TRITON_INTERPRET=1" in capsys.readouterr().err
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert gpu_bench.main(["--out", str(out)]) == 1, "a kernel is wrong"
     assert json.loads(out.read_text())["device"] == "a device" and "checks: 0 of 1 right" in capsys.readouterr().out

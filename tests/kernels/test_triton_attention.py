@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tests.kernels.triton_interpreter  # noqa: F401  kernels are interpreted
-from kernels.batch import PagedBatch
+from kernels.batch import CacheLayout, PagedBatch
 from kernels.errors import KernelError
 from kernels.triton import attend, chunk_attention, decode_attention
 from kernels.triton.attention_plan import plan_attention
@@ -163,6 +163,9 @@ def test_what_cannot_be_served_is_said() -> None:
         paged_attention(rows.queries[:, 1:], rows.cache, plan, 0.1)
     with pytest.raises(ValueError, match="both above 0"):
         paged_attention(rows.queries, rows.cache, plan, -0.1)
+    for scale, cap in ((NAN, None), (float("inf"), None), (0.1, NAN), (0.1, 0.0), (0.1, float("inf"))):
+        with pytest.raises(ValueError, match="both above 0 and finite"):
+            paged_attention(rows.queries, rows.cache, plan, scale, cap)
     with pytest.raises(ValueError, match="the plan's are contiguous"):
         paged_attention(rows.queries, rows.cache.transpose(2, 3), plan, 0.1)
     with pytest.raises(KernelError, match="a cache of float32 without scales for queries of float16"):
@@ -181,9 +184,42 @@ def test_what_cannot_be_served_is_said() -> None:
         (30, 3, 0, None, "reaches position 32"),
         (0, 1, -2, None, "page -2"),
         (0, 1, 0, 0, "window: 0"),
+        (0, 1, 0, 1 << 31, "window: 2147483648"),
     ],
 )
 def test_a_batch_that_cannot_be_is_refused(start: int, count: int, page: int, window: int | None, message: str) -> None:
     batch = PagedBatch(np.array([start], np.int32), np.array([count], np.int32), np.array([[page, 1]], np.int32))
     with pytest.raises(ValueError, match=message):
         plan_attention(batch, Shape().layout, torch.float16, CPU, window)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "layout", "message"),
+    [
+        (((2,), (2,), (2, 1)), CacheLayout(1, 16, 16), ""),
+        (((2,), (1,), (2, 1)), CacheLayout(1, 16, 16), r"starts, counts and tables of \[2\], \[1\], \[2, 1\]"),
+        (((2,), (2,), (1, 1)), CacheLayout(1, 16, 16), "starts, counts and tables"),
+        (((2,), (2,), (2,)), CacheLayout(1, 16, 16), "starts, counts and tables"),
+        (((2,), (2,), (2, 0)), CacheLayout(1, 16, 16), "0 pages of 16 tokens a row"),
+        (((0,), (0,), (0, 1)), CacheLayout(1, 16, 16), "needs rows"),
+        (((2,), (2,), (2, 1)), CacheLayout(0, 16, 16), "layout: "),
+        (((2,), (2,), (2, 1)), CacheLayout(1, 0, 16), "layout: "),
+        (((2,), (2,), (2, 1)), CacheLayout(1, 16, 0), "layout: "),
+    ],
+)
+def test_arrays_that_do_not_fit_each_other_are_refused(shapes: tuple[tuple[int, ...], ...], layout: CacheLayout, message: str) -> None:
+    starts, counts, tables = (np.full(shape, value, np.int32) for shape, value in zip(shapes, (0, 1, 0), strict=True))
+    if not message:
+        plan_attention(PagedBatch(starts, counts, tables), layout, torch.float16, CPU)
+        return
+    with pytest.raises(ValueError, match=message):
+        plan_attention(PagedBatch(starts, counts, tables), layout, torch.float16, CPU)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scores_of_every_size(sign: int) -> None:
+    """Also such as lie below any that a model makes: a running maximum begins under all of them."""
+    rows = Rows([(20, 1), (300, 1), (0, 3)], Shape(dim=16), torch.float32)
+    rows.queries = rows.queries.abs() * sign * 1e16
+    rows.cache = rows.cache.abs() * 1e16
+    assert rows.error() < 1e-6

@@ -47,8 +47,17 @@ def test_bytes_and_result(subject: Subject) -> None:
     assert error_of(ours, subject.build(Ground(CPU, exact=True))()) <= subject.tolerance
 
 
-def test_operations_of_a_product_that_fills_its_tiles() -> None:
-    subject = matmul(128, 128, 64, BF16)
+@pytest.mark.parametrize(
+    "subject",
+    [
+        matmul(128, 128, 64, BF16),
+        quantized("int4", 16, 128, 64, BF16),
+        quantized("fp8", 32, 128, 96, FP32),
+        experts(32, 2, 2, 64, 32, FP32),
+    ],
+    ids=lambda subject: subject.name,
+)
+def test_operations_of_a_product_that_fills_its_tiles(subject: Subject) -> None:
     with counted() as traffic:
         subject.build(Ground(CPU))()
     assert traffic.operations == subject.cost.operations

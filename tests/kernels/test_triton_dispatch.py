@@ -58,6 +58,10 @@ def test_a_gpu_is_served_by_triton_unless_told_otherwise(monkeypatch: pytest.Mon
     monkeypatch.setenv("RANTANG_KERNELS", "cuda")
     with pytest.raises(KernelError, match=r"unknown kernels \(known: cpu, reference, triton\)"):
         choose_operators(CUDA)
+    monkeypatch.setenv("RANTANG_KERNELS", "cpu")
+    assert choose_operators(CPU) is REFERENCE
+    with pytest.raises(KernelError, match=r"RANTANG_KERNELS=cpu is the C\+\+ step of a CPU; on cuda there are triton and reference"):
+        choose_operators(CUDA)
 
 
 def test_a_rank_launches_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:

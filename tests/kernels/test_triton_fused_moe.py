@@ -58,11 +58,20 @@ class Layer:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-@pytest.mark.parametrize(("tokens", "top_k", "renormalize"), [(1, 2, True), (3, 1, False), (17, 3, True), (66, 2, False)])
+@pytest.mark.parametrize(("tokens", "top_k", "renormalize"), [(1, 2, True), (3, 1, False), (17, 3, True), (24, 2, False)])
 def test_experts(tokens: int, top_k: int, renormalize: bool, dtype: torch.dtype) -> None:
     layer = Layer(tokens, dtype)
-    assert layer.ours(top_k).dtype is dtype
-    assert layer.error(top_k, renormalize) < TOLERANCES[dtype]
+    ours = layer.ours(top_k, renormalize)
+    assert ours.dtype is dtype
+    assert relative_error(ours, layer.right(top_k, renormalize)) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.float32, 32), (torch.bfloat16, 64)], ids=str)
+def test_an_expert_of_more_tokens_than_a_block_has(dtype: torch.dtype, rows: int) -> None:
+    layer = Layer(rows + 2, dtype, experts=3)
+    layer.logits[:, 1] = 9.0
+    assert file.TILES.tile("sm_90", dtype).m == rows
+    assert layer.error(1) < TOLERANCES[dtype]
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_100", "gfx942"])

@@ -19,7 +19,7 @@ import kernels.triton.sampling_filters as filters_file
 import kernels.triton.sampling_rules as rules_file
 import tests.kernels.triton_interpreter  # noqa: F401  kernels are interpreted
 from kernels.errors import KernelError
-from kernels.reference.sampling import Sampled, Status, TokenLists
+from kernels.reference.sampling import Sampled, SamplingRows, Status, TokenLists
 from replica.sampler import sample
 from replica.step import Draw, Outcome
 from tests.kernels.asked_rows import EOS, Mask, draw, rows_of
@@ -227,7 +227,8 @@ def test_draws_follow_the_distribution(filters: dict[str, Any], rows: int) -> No
 
 
 def test_no_rows_and_what_is_not_served() -> None:
-    assert file.sampling(torch.empty(0, 50), rows_of([draw()], 50).__class__(torch.empty(0, 6), torch.empty(0, 4)), 2).tokens.shape == (0,)
+    nobody = SamplingRows(torch.empty(0, 6, dtype=torch.float64), torch.empty(0, 4, dtype=torch.int64))
+    assert file.sampling(torch.empty(0, 50), nobody, 2).tokens.shape == (0,)
     with pytest.raises(KernelError, match="sizes up to 262144"):
         file.sampling(torch.empty(1, 300_000), rows_of([draw()], 50))
 

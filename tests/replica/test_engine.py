@@ -575,12 +575,15 @@ def test_load_is_what_the_containers_hold() -> None:
     load = driver.engine.load(draining=True)
     assert (load.running, load.waiting, load.progress, load.draining) == (2, 1, 1, True)
     assert load.queued_prefill_tokens == (200 - 32) + 30
+    assert load.short_prefill_tokens == 30, "half of a step holds it: it will pass the one of 200"
+    assert load.busy_s == pytest.approx(driver.now_s) and load.foreseen_s > 0
     assert load.context_tokens == 20 + 32
     assert load.free_blocks == 64 - 2 - 13 and load.evictable_blocks == 0
     assert load.predicted_step_s > 0
     driver.run()
     assert driver.engine.load().free_blocks + driver.engine.load().evictable_blocks == 64
     assert driver.engine.limits.step_slo_s == pytest.approx(0.2)
+    assert Driver(PagedRunner(limits(64)), batching="iteration").engine.load().short_prefill_tokens is None, "a baseline keeps the order"
 
 
 def test_steps_have_sizes_and_times() -> None:

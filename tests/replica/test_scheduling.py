@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
@@ -177,7 +178,7 @@ def steps_of_the_long_prompt(decodes: int, short: int, budget: int = 512, steps_
     """Steps until a prompt of 900 has its first token beside `decodes` at 5 ms, an SLO of 200 ms and a new prompt of `short` each step."""
     driver = Driver(PagedRunner(limits(40_000, seqs=64, budget=budget)), check=False, enable_prefix_caching=False)
     driver.runner.on_step = lambda step: setattr(driver, "now_s", driver.now_s + modelled_step_s(SLOW, step))
-    driver.engine.step_time = StepTimeFit(SLOW)
+    driver.engine.step_time = StepTimeFit(SLOW, typical=0.0)
     for i in range(decodes):
         driver.add(ids(100 + i, 16), 4000)
     while any(request.remaining > 1 for request in driver.engine.roster.running) or driver.engine.roster.waiting:
@@ -190,6 +191,40 @@ def steps_of_the_long_prompt(decodes: int, short: int, budget: int = 512, steps_
         if short:
             driver.add(ids(1000 + count, short), 1)
     return steps_max
+
+
+def full_steps_over_the_slo(noise: float) -> float:
+    """Part of the steps that prefill beside 10 decodes and take longer than the SLO of 200 ms: 1,500 prompts' tokens and noise."""
+    driver = Driver(PagedRunner(limits(40_000, seqs=64, budget=512)), check=False, enable_prefix_caching=False)
+    draw, took = random.Random(3), list[float]()
+
+    def pass_time(step: Step) -> None:
+        took.append(modelled_step_s(SLOW, step) * draw.gauss(1.0, noise))
+        driver.now_s += took[-1]
+
+    driver.runner.on_step = pass_time
+    for i in range(10):
+        driver.add(ids(100 + i, 16), 4000)
+    for _ in range(100):
+        driver.step()
+    seen = len(took)
+    for i in range(40):
+        driver.add(ids(200 + i, 2_000), 1)
+    while len(driver.engine.roster.running) + len(driver.engine.roster.waiting) > 12:
+        driver.step()
+    full = took[seen:]
+    assert len(full) > 200
+    return sum(one > 0.2 for one in full) / len(full)
+
+
+def test_full_chunks_keep_the_slo_but_for_one_in_ten() -> None:
+    assert full_steps_over_the_slo(0.1) <= 0.1
+
+
+def test_chunks_planned_by_the_middle_break_it_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test above."""
+    monkeypatch.setattr("replica.step_time_fit._SPREAD", 0.0)
+    assert full_steps_over_the_slo(0.1) > 0.35
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,41 @@ def test_a_lasting_change_is_followed() -> None:
     assert worst_error(trained(slower, count=600, fit=fit), slower) < 0.4
 
 
+def too_slow(fit: StepTimeFit, noise: float) -> float:
+    """Part of the steps that take longer than was cautiously predicted."""
+    rng = random.Random(4)
+    steps = [(shape.predict_s(fit.cautious), shape.predict_s(TRUE) * rng.gauss(1.0, noise)) for shape in shapes(2000, seed=5)]
+    return sum(took > predicted for predicted, took in steps) / len(steps)
+
+
+def noisily_trained(noise: float) -> StepTimeFit:
+    rng, fit = random.Random(6), StepTimeFit()
+    for shape in shapes(600):
+        fit.observe(shape, shape.predict_s(TRUE) * rng.gauss(1.0, noise))
+    return fit
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
+def test_one_step_in_twenty_takes_longer_than_the_cautious_prediction(noise: float) -> None:
+    fit = noisily_trained(noise)
+    assert 0.01 < too_slow(fit, noise) < 0.12
+    assert fit.spread == pytest.approx(1.6 * noise, rel=0.6)
+
+
+def test_the_prediction_of_the_middle_is_exceeded_by_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test above."""
+    monkeypatch.setattr("replica.step_time_fit._SPREAD", 0.0)
+    assert too_slow(noisily_trained(0.1), 0.1) > 0.3
+
+
+def test_the_spread_is_bounded() -> None:
+    fit = StepTimeFit()
+    assert fit.spread == 1.0
+    for i in range(200):
+        fit.observe(Shape(64, 4, 1000, 0), 10.0 ** (i % 5 - 3))
+    assert 0.0 <= fit.spread <= 1.0
+
+
 def test_coefficients_are_never_negative_and_unexciting_steps_do_not_blow_it_up() -> None:
     fit = StepTimeFit()
     shape = Shape(prefill_tokens=0, decodes=8, context_tokens=4000, prefill_context=0)

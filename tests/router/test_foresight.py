@@ -206,3 +206,17 @@ def test_what_a_frame_brings_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) ->
     assert verdicts() == (False, True)
     monkeypatch.setattr(Foresight, "forget", lambda self: None)
     assert verdicts() == (False, False), "the control: what was kept would have refused it"
+
+
+def test_short_prompts_are_not_refused_for_what_long_ones_wait() -> None:
+    world = busy_world()
+    view = world.board.fleet.routable()[0].view
+    half = view.limits.max_num_batched_tokens // 2
+
+    def refused(about_tokens: int) -> bool:
+        return world.board.reception.foresee(world.now, None, about_tokens, world.now) is not None
+
+    assert refused(half), "where the order is kept"
+    view.report(msgspec.structs.replace(view.load, short_prefill_tokens=0), (), world.now)
+    world.board.reception.foresight.forget()
+    assert [refused(half), refused(half + 1), refused(half)] == [False, True, False], "what was found of one is not said of the other"

@@ -31,6 +31,11 @@ LIES: list[tuple[str, dict[str, object]]] = [
     ("step_time", {"predicted_step_s": -1.0}),
     ("step_time", {"step_time": StepTimeCoefficients(math.inf, 0.0, 0.0, 0.0)}),
     ("step_time", {"step_time": StepTimeCoefficients(-1.0, 0.0, 0.0, 0.0)}),
+    ("step_time", {"step_spread": NAN}),
+    ("step_time", {"step_spread": -0.1}),
+    ("step_time", {"step_spread": 1.5}),
+    ("step_time", {"busy_s": NAN}),
+    ("step_time", {"foreseen_s": math.inf}),
     ("progress", {"progress": 0}),
 ]
 

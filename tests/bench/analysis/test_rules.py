@@ -129,6 +129,18 @@ def test_few_answers_are_told_apart_by_the_target_they_missed() -> None:
     assert rules.prompts(with_figures(BROKEN, attainment_percent=100.0)) is None, "the control: nothing was missed"
 
 
+def test_long_steps_are_named_where_gaps_broke_and_not_first_tokens() -> None:
+    slow = tuple((100 + 100 * i, 100.0 + 60 * i) for i in range(30))
+    gaps = with_figures(replace(CALM, ttft_by_prompt=slow, late_gaps=(4, 30), slo=Slo(2_000.0, 200.0)), attainment_percent=86.0)
+    gaps = with_figures(gaps, itl_p50_ms=15.0)
+    (finding,) = explain(gaps)
+    assert finding.bound == "prompts beside running answers" and "in 4 of 30 answers" in finding.evidence
+    assert rules.long_steps(with_figures(gaps, itl_p50_ms=90.0)) is None, "all steps are long"
+    assert rules.long_steps(replace(gaps, late_gaps=(1, 30))) is None
+    late = explain(replace(gaps, slo=Slo(1_000.0, 200.0)))
+    assert [each.bound for each in late] == ["prompts beside running answers", "chunk budget"], "the control: first tokens are late too"
+
+
 def test_kv_pressure_by_requests_that_do_not_fit() -> None:
     held = replace(CALM, arriving=tuple(Moment(6.0, 3.0, 84.0) for _ in range(12)))
     finding = rules.kv_pressure(held)
