@@ -1,8 +1,9 @@
 """What a form of the weights costs in quality: an engine in this process against recorded float32 outputs.
 
-`python -m bench.cpu_quality GOLDEN.json [--form bfloat16|w8a8|w4a8|w8a16|w4a16|fp8 …]`. For each form, over the recorded tokens, each
-computed after the recorded ones before it: how often the likeliest token is float32's, the mean |Δ log p| of the recorded token and the
-worst prompt's, the perplexity beside float32's; and, generating greedily, at which float32 top-2 gap the first other token comes.
+`python -m bench.cpu_quality GOLDEN.json [--form bfloat16|w8a8|w4a8|w8a16|w4a16|fp8 …] [--kv-cache-dtype int8]`. For each
+form, over the recorded tokens, each computed after the recorded ones before it: how often the likeliest token is float32's, the mean
+|Δ log p| of the recorded token and the worst prompt's, the perplexity beside float32's; and, generating greedily, at which float32 top-2
+gap the first other token comes.
 
 Weights alone (w8a16, w4a16, fp8) are computed by torch in float32, so that what is measured is what their form costs; a GPU's kernels
 round activations on top, as in bfloat16. Asked for by name only.
@@ -96,11 +97,12 @@ def metrics_of(form: str, scored: list[Scored], gaps: list[float], golden: Golde
     ]
 
 
-def runner_of(form: str) -> ModelRunner:
+def runner_of(form: str, kv_cache_dtype: str = "auto") -> ModelRunner:
     """An engine of that form; of weights alone, by torch, which the environment asks for meanwhile."""
     config = {
         "dtype": "float32" if form in WEIGHT_ONLY else "bfloat16",
         "quantization": FORMS.get(form, form),
+        "kv_cache_dtype": kv_cache_dtype,
         "kv_cache_memory_bytes": POOL_BYTES,
         "num_threads": len(os.sched_getaffinity(0)),
     }
@@ -118,6 +120,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("golden", type=Path, help="recorded outputs")
     parser.add_argument("--form", choices=sorted((*FORMS, *WEIGHT_ONLY)), action="append", help="those of the C++ step unless given")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "int8"), default="auto", help="int8 with the forms of the C++ step alone")
     options = parser.parse_args()
     try:
         golden = load(options.golden)
@@ -126,7 +129,7 @@ def main() -> int:
         return 2
     metrics, kernels = [], {}
     for form in options.form or FORMS:
-        runner = runner_of(form)
+        runner = runner_of(form, options.kv_cache_dtype)
         kernels[form] = runner.kernels
         metrics += metrics_of(form, [score(runner, item) for item in golden.items], first_gaps(runner, golden.items), golden)
         runner.close()

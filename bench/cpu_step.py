@@ -1,10 +1,10 @@
 """How near the C++ step comes to the machine's limits: an engine in this process, made-up batches, no scheduler.
 
-`python -m bench.cpu_step [--form bfloat16|w8a8|w4a8] [--memory-gb-s 28] [--operations-g-s 448]`. A step of B sequences with one key
-each is its linear layers (and what little else there is); with 512 keys each, less that, its attention. The limit of B tokens is the
-longer of reading the weights once and of their multiplications. The memory's speed is measured before and after (the better counts)
-unless it is given: on a shared machine it drifts by a factor of two. `--operations-g-s` counts bfloat16, int8 does twice as many.
-Wants a quiet machine.
+`python -m bench.cpu_step [--form bfloat16|w8a8|w4a8] [--kv-cache-dtype int8] [--memory-gb-s 28] [--operations-g-s 448]`. A step of B
+sequences with one key each is its linear layers (and what little else there is); with 512 keys each, less that, its attention. The limit
+of B tokens is the longer of reading the weights once and of their multiplications. The memory's speed is measured before and after (the
+better counts) unless it is given: on a shared machine it drifts by a factor of two. `--operations-g-s` counts bfloat16, int8 does twice
+as many. Wants a quiet machine.
 """
 
 from __future__ import annotations
@@ -111,10 +111,12 @@ def measure(runner: ModelRunner, given_gb_s: float | None, operations_g_s: float
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--form", choices=sorted(FORMS), default="bfloat16")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "int8"), default="auto")
     parser.add_argument("--memory-gb-s", type=float, help="instead of measuring it")
     parser.add_argument("--operations-g-s", type=float, default=448, help="bfloat16, of all cores")
     options = parser.parse_args()
     config = {"dtype": "bfloat16", "quantization": FORMS[options.form], "num_threads": len(os.sched_getaffinity(0))}
+    config["kv_cache_dtype"] = options.kv_cache_dtype
     runner = ModelRunner(EngineConfig.model_validate(config))
     operations = options.operations_g_s * (1 if FORMS[options.form] is None else 2)
     outcome = Result(

@@ -27,6 +27,10 @@ class EngineConfig(BaseModel):
         description="On a CPU with the C++ step w8a8, w4a8: weights in 8 or 4 bits, activations in 8. On a GPU w8a16, w4a16, fp8: weights "
         "alone, fp8 as e4m3. A GGUF's blocks of 8 or 4 bits stay where that is the width. Unset: no.",
     )
+    kv_cache_dtype: Literal["auto", "int8"] = Field(
+        "auto",
+        description="Of the KV pool. auto: that of the model. int8: half the bytes, with the C++ step on a CPU alone.",
+    )
     batch_invariant: bool = Field(
         False,
         description="On a GPU: a request's tokens are the same bits in every batch, by matrix products of fixed tiles. One rank; slower. "

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import CacheLayout, ModelSizes
+from kernels.cpu.pages import SCALE_BYTES, pool_shape
 from kernels.ops import TRITON, KernelError, Operators, choose_device, choose_operators
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
@@ -41,9 +42,9 @@ class HeldModel:
     config: ModelConfig
     forward: Forward
     kernels: str  # what computes, and why it: for people
-    dtype: torch.dtype  # of weights and KV
+    dtype: torch.dtype  # of weights, and of KV but for --kv-cache-dtype
     operators: Operators
-    pool: Tensor  # [layers, pages, 2, kv_heads, block, D], this rank's part
+    pool: Tensor  # [layers, pages, 2, kv_heads, block, D], this rank's part; in int8 a little wider
     size: PoolSize
 
 
@@ -80,7 +81,8 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
         graphed, size = hold_on_device(place, files, source)
         stages.ended("weights, KV pool, graphs")
         return HeldModel(files, model_config, graphed, reason, dtype, operators, graphed.pool, size)
-    size = size_pool(config, model_config, dtype.itemsize)
+    kept_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
+    size = size_pool(config, model_config, kept_dtype.itemsize, SCALE_BYTES if kept_dtype is torch.int8 else 0)
     tp.agree(
         card(
             weights=files.fingerprint,
@@ -93,8 +95,7 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     )
     layout = CacheLayout(model_config.kv_heads_of_rank(tp.size), config.block_size, model_config.head_dim)
     stages.ended("model files")
-    shape = (model_config.num_layers, size.num_blocks, 2, layout.kv_heads, layout.block_size, layout.head_dim)
-    pool = _empty_pool(shape, dtype, device)
+    pool = _empty_pool(pool_shape(model_config.num_layers, size.num_blocks, layout, kept_dtype), kept_dtype, device)
     stages.ended("KV pool")
     forward: Forward
     kept = ""

@@ -16,19 +16,19 @@ class PoolSize:
     max_model_len: int  # tokens: what a sequence may reach
 
 
-def block_bytes(config: EngineConfig, model: ModelConfig, element_bytes: int) -> int:
-    """Bytes of one block over all layers and all ranks; ranks that share a KV head hold it each."""
+def block_bytes(config: EngineConfig, model: ModelConfig, element_bytes: int, scale_bytes: int = 0) -> int:
+    """Bytes of one block over all layers and all ranks; ranks that share a KV head hold it each. scale_bytes: of each key and value."""
     heads = max(model.num_kv_heads, config.tensor_parallel_size)
-    return model.num_layers * 2 * heads * config.block_size * model.head_dim * element_bytes
+    return model.num_layers * 2 * heads * config.block_size * (model.head_dim * element_bytes + scale_bytes)
 
 
-def size_pool(config: EngineConfig, model: ModelConfig, element_bytes: int) -> PoolSize:
+def size_pool(config: EngineConfig, model: ModelConfig, element_bytes: int, scale_bytes: int = 0) -> PoolSize:
     """The pool that the configuration pays for, and the effective context.
 
     An explicit max_model_len that the model or the pool cannot hold is refused with both numbers; one not given is the
     model's, lowered to what the pool holds. Raises ModelError.
     """
-    each = block_bytes(config, model, element_bytes)
+    each = block_bytes(config, model, element_bytes, scale_bytes)
     blocks = config.kv_cache_memory_bytes // each
     if config.num_gpu_blocks_override is not None:
         blocks = config.num_gpu_blocks_override

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import Int32
+from kernels.cpu.pages import scrub
 from kernels.ops import Operators, use_threads
 from replica.config import EngineConfig
 from replica.contract.messages import EngineLimits
@@ -150,8 +151,7 @@ class ModelRunner:
 
     def _scrub(self, table: Int32) -> None:
         """A masked position is multiplied by 0, and 0 · NaN is NaN: what a broken row left must not reach its pages' next owner."""
-        pages = np.unique(table).tolist()
-        self._pool[:, pages] = torch.nan_to_num(self._pool[:, pages], nan=0.0, posinf=0.0, neginf=0.0)
+        scrub(self._pool, np.unique(table).tolist())
 
     def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self._held.operators.copy_blocks(self._pool, copies)

@@ -46,6 +46,8 @@ def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, 
         )
     library, reason = _find(config, model, dtype, device, ranks)
     asked = f"--quantization {config.quantization}" if config.quantization and not weight_only else ""
+    if config.kv_cache_dtype == "int8":
+        asked = "--kv-cache-dtype int8"
     if wanted_kernels() == CPU_STEP:
         asked = f"{KERNELS_VARIABLE}={CPU_STEP}"
     if library is None and asked:
@@ -56,7 +58,8 @@ def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, 
         )
         raise ModelError(f"{asked} needs the C++ step: {reason}{there}")
     if library is not None:
-        return StepChoice(library, f"C++ step, {reason}{', ' + config.quantization if config.quantization else ''}", dtype)
+        forms = (config.quantization, "KV in int8" if config.kv_cache_dtype == "int8" else None)
+        return StepChoice(library, ", ".join(("C++ step", reason, *filter(None, forms))), dtype)
     hint = " (the C++ step is 2 to 3 times as fast)" if device.type == "cpu" and model.mixture is None else ""
     if config.dtype == "auto" and not computes_bfloat16(device):
         dtype = torch.float32

@@ -55,6 +55,7 @@ class ModelC(Structure):
         ("epsilon", c_float),
         ("attention_scale", c_float),
         ("pages", c_int64),
+        ("int8_cache", c_int64),
         ("pool", c_void_p),
         ("cosine", c_void_p),
         ("sine", c_void_p),

@@ -1,9 +1,12 @@
 // Causal attention over the paged cache, softmax(q · k · scale) · v, keys in blocks of 64 in their order, one online softmax a query.
 //
 // A page is [kv_heads][block / 16] tiles of 16 tokens: keys [D/2][16 tokens][2], then values [8 pairs of tokens][D][2], bf16, interleaved
-// for the product of bf16 pairs. So both products are those of matrix.h, and what one head reads of a tile lies together.
+// for the product of bf16 pairs. So both products are those of matrix.h, and what one head reads of a tile lies together. In an int8 cache
+// these are whole numbers, and behind the values follow scales in bf16, of 16 keys and of 16 values: |largest| / 127 of a token's own key or
+// value. A block of them is widened to bf16, which is exact, once for all queries of a span; a key's scale is its scores' factor, a value's
+// that of its weights.
 //
-// Operations: 4 · D for each query head and key, bytes: 4 · D for each KV head and key, once for all query heads that share it and
+// Operations: 4 · D for each query head and key, bytes: 4 · D (int8: 2 · D + 4) for each KV head and key, once for all query heads that share it and
 // up to 48 queries of a chunk. What masks a key adds exact zeros, so a query's result does not depend on its neighbours in the block.
 #pragma once
 #include <algorithm>
@@ -18,21 +21,53 @@ constexpr int BLOCK_ROWS = 48;    // queries (token and head) that share a pass 
 constexpr float NOTHING = -1e30f; // below any score, and finite: the difference of two is not NaN
 
 struct Cache {  // one layer's pages
-    uint16_t* pages;
+    uint8_t* pages;
     int kv_heads, block, dim;
-    uint16_t* tile(const int32_t* table, int head, int position, int values) const {
+    bool is_int8;
+    size_t side() const { return (size_t)TILE * dim * (is_int8 ? 1 : 2); }                       // bytes of a tile's keys, or values
+    size_t tile_bytes() const { return 2 * side() + (is_int8 ? 2 * TILE * sizeof(uint16_t) : 0); }
+    size_t page_bytes() const { return (size_t)kv_heads * (block / TILE) * tile_bytes(); }
+    uint8_t* tile(const int32_t* table, int head, int position) const {
         const size_t lane = (size_t)table[position / block] * kv_heads + head;
-        return pages + ((lane * (block / TILE) + position % block / TILE) * 2 + values) * TILE * dim;
+        return pages + (lane * (block / TILE) + position % block / TILE) * tile_bytes();
     }
     void write(const int32_t* table, int head, int position, const float* key, const float* value) const {
-        uint16_t *k = tile(table, head, position, 0), *v = tile(table, head, position, 1);
+        uint8_t* const to = tile(table, head, position);
         const int token = position % TILE;
+        uint16_t* const scales = (uint16_t*)(to + 2 * side()) + token;
+        const auto key_place = [&](int i) { return (i / 2 * TILE + token) * 2 + i % 2; };
+        const auto value_place = [&](int i) { return (token / 2 * dim + i) * 2 + token % 2; };
+        if (is_int8) {
+            quantise(key, (int8_t*)to, scales, key_place), quantise(value, (int8_t*)(to + side()), scales + TILE, value_place);
+            return;
+        }
+        round(key, (uint16_t*)to, key_place), round(value, (uint16_t*)(to + side()), value_place);
+    }
+
+   private:
+    template <class Place>
+    void round(const float* x, uint16_t* to, const Place& place) const {
         uint16_t rounded[LANES];
         for (int d = 0; d < dim; d += LANES) {
-            store_bf16(rounded, load(key + d));
-            for (int i = 0; i < LANES; i++) k[((d + i) / 2 * TILE + token) * 2 + i % 2] = rounded[i];
-            store_bf16(rounded, load(value + d));
-            for (int i = 0; i < LANES; i++) v[(token / 2 * dim + d + i) * 2 + token % 2] = rounded[i];
+            store_bf16(rounded, load(x + d));
+            for (int i = 0; i < LANES; i++) to[place(d + i)] = rounded[i];
+        }
+    }
+    template <class Place>
+    void quantise(const float* x, int8_t* to, uint16_t* scale, const Place& place) const {
+        F most = zero(), none = zero();
+        for (int d = 0; d < dim; d += LANES) most = greatest(most, abs(load(x + d))), none = fma(load(x + d), zero(), none);
+        const float off = sum(none);  // NaN where x is not finite: then so is the scale
+        uint16_t scales[LANES];
+        store_bf16(scales, all(top(most) / 127.0f + off));
+        float step[LANES];
+        store(step, from_bf16(scales));
+        *scale = scales[0];
+        const F by = all(step[0] > 1e-37f ? 1 / step[0] : 0);
+        int8_t q[LANES];
+        for (int d = 0; d < dim; d += LANES) {
+            store_i8(q, rounded(mul(load(x + d), by)));
+            for (int i = 0; i < LANES; i++) to[place(d + i)] = q[i];
         }
     }
 };
@@ -48,13 +83,33 @@ struct Span {  // some tokens of one row, for one KV head
 
 struct AttentionScratch {  // of one thread
     std::vector<float> sums, top, mass;
-    void fit(int rows, int dim) { sums.resize((size_t)rows * dim), top.resize(rows), mass.resize((size_t)rows * LANES); }
+    float scales[2][KEYS];  // of a block's keys and values
+    std::vector<uint16_t> wide;  // its keys and values, from int8
+    void fit(int rows, int dim, bool is_int8) {
+        sums.resize((size_t)rows * dim), top.resize(rows), mass.resize((size_t)rows * LANES);
+        std::fill_n(scales[0], 2 * KEYS, 1.0f);
+        if (is_int8) wide.resize((size_t)2 * KEYS * dim);
+    }
 };
 
 struct Block {  // of keys and values: its tiles, and those to fetch meanwhile, which are its own where nothing is to be fetched
     int first, tiles;
     const uint16_t *keys[4], *values[4], *keys_ahead[4], *values_ahead[4];
+
+    void point(int t, const uint8_t* tile, const uint8_t* ahead, size_t side) {
+        keys[t] = (const uint16_t*)tile, values[t] = (const uint16_t*)(tile + side);
+        keys_ahead[t] = (const uint16_t*)ahead, values_ahead[t] = (const uint16_t*)(ahead + side);
+    }
 };
+
+// Tile t of a block from an int8 cache, and its scales.
+inline const uint8_t* widened(const Cache& cache, const uint8_t* tile, int t, AttentionScratch& scratch) {
+    const int count = 2 * TILE * cache.dim;
+    uint16_t* const to = &scratch.wide[(size_t)t * count];
+    for (int i = 0; i < count; i += 64) widen(to + i, (const int8_t*)tile + i);
+    for (int side = 0; side < 2; side++) store(scratch.scales[side] + t * TILE, from_bf16((const uint16_t*)(tile + count) + side * TILE));
+    return (const uint8_t*)to;
+}
 
 // q · k of R queries with the keys of a block → out [R][64].
 template <int R>
@@ -144,7 +199,7 @@ inline void attend_block(const Span& span, int row, int count, const Block& bloc
         const auto seen = [&](F v, F otherwise, int t) { return sees_all ? v : between(v, otherwise, begin - t * LANES, end - t * LANES); };
         F s[4], most = all(NOTHING);
         for (int t = 0; t < 4; t++) {
-            s[t] = seen(load(score + i * KEYS + t * LANES), all(NOTHING), t);
+            s[t] = seen(mul(load(score + i * KEYS + t * LANES), load(scratch.scales[0] + t * LANES)), all(NOTHING), t);
             most = greatest(most, s[t]);
         }
         float& highest = scratch.top[row + i];
@@ -156,7 +211,7 @@ inline void attend_block(const Span& span, int row, int count, const Block& bloc
         for (int t = 0; t < 4; t++) {
             const F p = seen(power_of_two(mul(sub(s[t], all(highest)), all(unit))), zero(), t);
             total = add(total, p);
-            store_bf16(weights + i * KEYS + t * LANES, p);
+            store_bf16(weights + i * KEYS + t * LANES, mul(p, load(scratch.scales[1] + t * LANES)));
         }
         store(mass, total);
     }
@@ -175,9 +230,14 @@ void attend(const Cache& cache, const Span& span, AttentionScratch& scratch, con
         Block block{first, std::min(KEYS / TILE, (last - first) / TILE + 1), {}, {}, {}, {}};
         for (int t = 0; t < KEYS / TILE; t++) {  // behind the last tile: the first once more, computed in vain and masked
             const int position = first + (t < block.tiles ? t : 0) * TILE, next = first + KEYS + t * TILE;
-            block.keys[t] = cache.tile(span.table, span.head, position, 0), block.values[t] = cache.tile(span.table, span.head, position, 1);
-            block.keys_ahead[t] = next <= last ? cache.tile(span.table, span.head, next, 0) : block.keys[t];
-            block.values_ahead[t] = next <= last ? cache.tile(span.table, span.head, next, 1) : block.values[t];
+            const uint8_t *tile = cache.tile(span.table, span.head, position), *ahead = next <= last ? cache.tile(span.table, span.head, next) : tile;
+            if (cache.is_int8) {  // the tile to fetch is as long as keys in bf16, and its scales
+                const uint8_t* const wide = widened(cache, tile, t, scratch);
+                block.point(t, wide, wide, cache.dim * TILE * sizeof(uint16_t));
+                if (ahead != tile) block.keys_ahead[t] = (const uint16_t*)ahead, prefetch(ahead + 2 * cache.side());
+                continue;
+            }
+            block.point(t, tile, ahead, cache.side());
         }
         for (int row = 0, left = (rows + QUERY_ROWS - 1) / QUERY_ROWS; left; left--) {
             const int count = (rows - row + left - 1) / left;

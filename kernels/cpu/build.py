@@ -34,8 +34,9 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mavx512vnni", "-mavx512bf16")
 _NEEDS_AVX512 = frozenset({"avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512_vnni", "avx512_bf16", "avx2", "fma", "f16c"})
 _TILES = frozenset({"amx_tile", "amx_bf16"})
+_BYTES = frozenset({"avx512vbmi"})  # every CPU with AMX has it too
 ISAS = (  # the best first
-    Isa("amx", "AVX-512 BF16 and AMX", _NEEDS_AVX512 | _TILES, ("-mamx-tile", "-mamx-bf16", *_AVX512, *_AVX2)),
+    Isa("amx", "AVX-512 BF16 and AMX", _NEEDS_AVX512 | _TILES | _BYTES, ("-mamx-tile", "-mamx-bf16", "-mavx512vbmi", *_AVX512, *_AVX2)),
     Isa("avx512", "AVX-512 BF16", _NEEDS_AVX512, _AVX512 + _AVX2),
     Isa("avx2", "AVX2", frozenset({"avx2", "fma", "f16c"}), _AVX2),
 )

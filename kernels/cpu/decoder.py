@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.batch import CacheLayout, Int32, PagedBatch
 from kernels.cpu.abi import DRAW, FAULTS, LayerC, MatrixC, ModelC, StepC
 from kernels.cpu.packed import PackedMatrix
+from kernels.cpu.pages import pool_shape
 
 MULTIPLE = 32  # of every width: that of a group of quantised values, and of two registers
 
@@ -89,8 +90,9 @@ class Decoder:
     """
 
     def __init__(self, library: ctypes.CDLL, model: DecoderModel, layout: CacheLayout, pool: Tensor, threads: int) -> None:
-        """pool [layers, pages, 2, kv_heads, block, D] bfloat16, contiguous; inside a page only the step knows where things are."""
-        assert pool.is_contiguous() and pool.dtype is torch.bfloat16 and pool.shape[0] == len(model.layers)
+        """pool: bfloat16 or int8, of pages.pool_shape, contiguous."""
+        assert pool.is_contiguous() and pool.dtype in (torch.bfloat16, torch.int8)
+        assert pool.shape == pool_shape(len(model.layers), pool.shape[1], layout, pool.dtype)
         self._library = library
         self.model = model
         self._pool = pool
@@ -101,7 +103,7 @@ class Decoder:
         self._c_model = ModelC(
             *(len(model.layers), self.hidden_size, model.heads, layout.kv_heads, layout.head_dim, width, model.embedding.rows),
             *(layout.block_size, model.cosine.shape[0], threads, model.epsilon, model.attention_scale, pool.shape[1]),
-            *(pool.data_ptr(), _address(model.cosine), _address(model.sine), table),
+            *(pool.dtype is torch.int8, pool.data_ptr(), _address(model.cosine), _address(model.sine), table),
             *(_matrix(model.embedding), _matrix(model.head), _address(model.norm)),
         )
         self._handle: int | None = library.rantang_open(ctypes.byref(self._c_model))

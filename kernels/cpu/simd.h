@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
@@ -56,6 +57,29 @@ struct Sum {  // in float64
 };
 inline F from_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 inline void store_bf16(uint16_t* p, F v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
+inline F from_bf16(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+#ifdef __AVX512VBMI__
+struct alignas(64) Bytes {  // of 0 … 127 in bf16, the low and the high ones
+    uint8_t low[128] = {}, high[128] = {};
+    constexpr Bytes() {
+        for (int i = 0; i < 128; i++) low[i] = (uint8_t)(std::bit_cast<uint32_t>((float)i) >> 16), high[i] = (uint8_t)(std::bit_cast<uint32_t>((float)i) >> 24);
+    }
+};
+inline constexpr Bytes BYTES;
+inline void widen(uint16_t* p, const int8_t* q) {  // 64 to bf16, exactly: bytes looked up, two instructions for 64
+    const I order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), v = _mm512_permutexvar_epi64(order, load_i(q)), place = _mm512_abs_epi8(v);
+    const I low = _mm512_permutex2var_epi8(load_i(BYTES.low), place, load_i(BYTES.low + 64));
+    const I magnitude = _mm512_permutex2var_epi8(load_i(BYTES.high), place, load_i(BYTES.high + 64));
+    const I high = _mm512_ternarylogic_epi64(magnitude, v, _mm512_set1_epi8((char)0x80), 0xF8);  // a | (b & c)
+    _mm512_storeu_si512(p, _mm512_unpacklo_epi8(low, high)), _mm512_storeu_si512(p + 32, _mm512_unpackhi_epi8(low, high));
+}
+#else
+inline void widen(uint16_t* p, const int8_t* q) {  // 64 to bf16, exactly
+    for (int i = 0; i < 64; i += LANES) store_bf16(p + i, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(q + i)))));
+}
+#endif
 inline void store_i8(int8_t* p, F v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
 inline F dot_bf16(F acc, I a, I b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }  // + a[2i+1] · b[2i+1] + a[2i] · b[2i]
 inline I dot_u8_i8(I acc, I a, I b) { return _mm512_dpbusd_epi32(acc, a, b); }                  // four products a lane, exact
@@ -166,6 +190,18 @@ inline void store_bf16(uint16_t* p, F v) {
         std::memcpy(&bits, x + i, 4);
         p[i] = x[i] != x[i] ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
     }
+}
+inline __m256i words_to_high(__m128i v) { return _mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16); }
+inline F from_bf16(const uint16_t* p) {
+    const __m128i *half = (const __m128i*)p;
+    return {_mm256_castsi256_ps(words_to_high(_mm_loadu_si128(half))), _mm256_castsi256_ps(words_to_high(_mm_loadu_si128(half + 1)))};
+}
+inline __m256i high_words(const int8_t* q) {  // of eight float32
+    return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)q)))), 16);
+}
+inline void widen(uint16_t* p, const int8_t* q) {  // 64 to bf16, exactly
+    for (int i = 0; i < 64; i += LANES)
+        _mm256_storeu_si256((__m256i*)(p + i), _mm256_permute4x64_epi64(_mm256_packus_epi32(high_words(q + i), high_words(q + i + 8)), 0xD8));
 }
 inline void store_i8(int8_t* p, F v) {
     const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b));  // a0 b0 a1 b1, four words each

@@ -24,7 +24,8 @@ struct Model {
     int32_t positions, threads;
     float epsilon, attention_scale;
     int64_t pages;
-    uint16_t* pool;             // [layers][pages][2][kv_heads][block · D]
+    int64_t int8_cache;         // else bf16
+    uint8_t* pool;              // [layers][pages], a page: attention.h
     const float *cosine, *sine; // [positions][D/2]
     const Layer* layer;
     Matrix embedding, head;
@@ -99,7 +100,7 @@ class Decoder {
         span_tokens_ = std::max(1, BLOCK_ROWS / heads_per_kv_);
         qkv_width_ = (m_.heads + 2 * m_.kv_heads) * m_.dim;
         for (Own& own : thread_) {
-            own.line.resize(std::max(m_.hidden, m_.dim)), own.attention.fit(span_tokens_ * heads_per_kv_, m_.dim);
+            own.line.resize(std::max(m_.hidden, m_.dim)), own.attention.fit(span_tokens_ * heads_per_kv_, m_.dim, m_.int8_cache);
             own.normed.reserve(FEW, m_.hidden, has_bf16_, has_quantised_);
         }
     }
@@ -258,7 +259,8 @@ class Decoder {
 
     void attention_half(const Step& step, int index, Team::Worker& worker) {
         const Layer& layer = layers_[index];
-        const Cache cache{m_.pool + (size_t)index * m_.pages * 2 * m_.kv_heads * m_.block * m_.dim, m_.kv_heads, m_.block, m_.dim};
+        Cache cache{m_.pool, m_.kv_heads, m_.block, m_.dim, m_.int8_cache != 0};
+        cache.pages += (size_t)index * m_.pages * cache.page_bytes();
         const Rows from = norm(step.hidden, nullptr, step.tokens, layer.attention_norm, layer.qkv, worker);
         multiply(layer.qkv, from, step.tokens, qkv_.data(), qkv_width_, false, worker);
         const int kv_heads = m_.kv_heads, early = (int)early_.size() * kv_heads;  // keys that more than one piece reads come first

@@ -15,6 +15,7 @@ from kernels.cpu.abi import load_library
 from kernels.cpu.build import CannotBuild, Isa, best_library, cache_directory, library_path
 from kernels.cpu.decoder import Computed, Decoder, DecoderLayer, DecoderModel
 from kernels.cpu.packed import Groups, PackedMatrix, by_turns, dequantise, pack_bf16, pack_groups, quantise_q4, quantise_q8
+from kernels.cpu.pages import pool_shape
 
 BLOCK = 16
 POSITIONS = 300
@@ -34,6 +35,7 @@ class Sizes:
     head_norms: bool = False
     windows: tuple[int, ...] = (0, 0)
     tied: bool = True
+    int8_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,11 +145,16 @@ class Sequences:
 
     def __init__(self, plain: Plain, isa: Isa, *, threads: int = 2, pages: int = 128) -> None:
         s = plain.sizes
-        shape = (s.layers, pages, 2, s.kv_heads, BLOCK, s.dim)
-        self.pool = torch.frombuffer(mmap.mmap(-1, 2 * math.prod(shape)), dtype=torch.bfloat16).view(shape)  # zeros, not yet touched
+        dtype, layout = torch.int8 if s.int8_cache else torch.bfloat16, CacheLayout(s.kv_heads, BLOCK, s.dim)
+        shape = pool_shape(s.layers, pages, layout, dtype)
+        self.pool = torch.frombuffer(mmap.mmap(-1, dtype.itemsize * math.prod(shape)), dtype=dtype).view(shape)  # zeros, not yet touched
         library = load_library(library_path(isa, cache_directory()))
-        self.decoder = Decoder(library, plain.model, CacheLayout(s.kv_heads, BLOCK, s.dim), self.pool, threads)
+        self.decoder = Decoder(library, plain.model, layout, self.pool, threads)
         self._free = torch.randperm(pages, generator=torch.Generator().manual_seed(1)).tolist()
+
+    def spoil(self, pages: list[int]) -> None:
+        """NaN in all that can be."""
+        self.pool[:, pages] = -1 if self.pool.dtype is torch.int8 else float("nan")
 
     def table(self) -> list[int]:
         return [self._free.pop() for _ in range(POSITIONS // BLOCK)]

@@ -12,15 +12,22 @@ import torch
 import kernels.cpu.decoder as decoder
 from kernels.batch import CacheLayout, PagedBatch
 from kernels.cpu.abi import DRAW, ModelC, load_library
+from kernels.cpu.pages import pool_shape
 from tests.kernels.plain_decoder import BLOCK, POSITIONS, Sizes, build
 
 PAGES = 24
 
 
 def run(library: str, what: str) -> None:
-    for sizes in (Sizes(), Sizes(kind="q8", bias=True), Sizes(kind="q4", tied=False), Sizes(head_norms=True, dim=64, windows=(20, 0))):
-        pool = torch.zeros(sizes.layers, PAGES, 2, sizes.kv_heads, BLOCK, sizes.dim, dtype=torch.bfloat16)
-        made = decoder.Decoder(load_library(Path(library)), build(sizes).model, CacheLayout(sizes.kv_heads, BLOCK, sizes.dim), pool, 2)
+    for sizes in (
+        Sizes(int8_cache=True),
+        Sizes(kind="q8", bias=True),
+        Sizes(kind="q4", tied=False),
+        Sizes(head_norms=True, dim=64, windows=(20, 0)),
+    ):
+        dtype, layout = torch.int8 if sizes.int8_cache else torch.bfloat16, CacheLayout(sizes.kv_heads, BLOCK, sizes.dim)
+        pool = torch.zeros(pool_shape(sizes.layers, PAGES, layout, dtype), dtype=dtype)
+        made = decoder.Decoder(load_library(Path(library)), build(sizes).model, layout, pool, 2)
         if what == "checked":
             rows = [(1, 0, [23]), (15, 1, [0, 5]), (1, 63, [1, 2, 3, 4]), (70, 30, list(range(6, 13))), (2, POSITIONS - 2, list(range(19)))]
             draw_from(made, made.step(*batch_of(rows)).logits.numpy())

@@ -22,6 +22,8 @@ RELATIVE_ERROR_MAX = {"bf16": 1e-2, "q8": 3e-2, "q4": 3e-2}  # of logits, by nor
 LLAMA, QWEN2, QWEN3 = Sizes(), Sizes(bias=True, tied=False, heads=4), Sizes(head_norms=True, heads=2, dim=64)
 MISTRAL = Sizes(windows=(40, 0), heads=8, kv_heads=1, vocab=160)
 KINDS = [Sizes(), Sizes(kind="q8", bias=True), Sizes(kind="q4", tied=False)]
+INT8_CACHES = [Sizes(int8_cache=True), Sizes(int8_cache=True, windows=(40, 0), heads=8, kv_heads=1, dim=64, vocab=160)]
+INT8_CACHE_ERROR_MAX = 2e-2
 
 
 def tokens_of(count: int, vocab: int, seed: int = 0) -> list[int]:
@@ -82,7 +84,23 @@ def in_chunks(sequences: Sequences, tokens: list[int], chunk: int) -> torch.Tens
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("sizes", [*KINDS, MISTRAL], ids=str)
+@pytest.mark.parametrize("sizes", INT8_CACHES, ids=str)
+@pytest.mark.parametrize("length", [1, 17, 65, 150])
+def test_logits_over_an_int8_cache(sizes: Sizes, length: int) -> None:
+    assert ISA is not None
+    plain, tokens = build(sizes), tokens_of(length, sizes.vocab)
+    sequences = Sequences(plain, ISA)
+    meant = logits_of(plain, tokens)
+    assert relative_error(sequences.step([(tokens, 0, sequences.table())]).logits, meant) < INT8_CACHE_ERROR_MAX
+    if length > 17:  # the control: scales that belong to other tokens are seen
+        table = sequences.table()
+        sequences.step([(tokens[:-1], 0, table)], wanted=[])
+        sequences.pool[:, table[0]] = sequences.pool[:, table[1]]
+        found = sequences.step([(tokens[-1:], length - 1, table)]).logits
+        assert relative_error(found, meant[-1:]) > INT8_CACHE_ERROR_MAX
+
+
+@pytest.mark.parametrize("sizes", [*KINDS, MISTRAL, *INT8_CACHES], ids=str)
 def test_the_same_bits_whatever_the_chunks(sizes: Sizes) -> None:
     assert ISA is not None
     tokens = tokens_of(150, sizes.vocab)
@@ -92,7 +110,7 @@ def test_the_same_bits_whatever_the_chunks(sizes: Sizes) -> None:
         assert torch.equal(in_chunks(sequences, tokens, chunk), whole), chunk
 
 
-@pytest.mark.parametrize("sizes", KINDS, ids=str)
+@pytest.mark.parametrize("sizes", [*KINDS, *INT8_CACHES], ids=str)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_same_bits_in_company(sizes: Sizes, threads: int) -> None:
     """Decodes and chunks of many lengths together, on any number of threads, against each alone on two."""
@@ -113,22 +131,23 @@ def test_the_same_bits_in_company(sizes: Sizes, threads: int) -> None:
         assert torch.equal(found[place], apart[i][-len(rows[i][0]) :]), i
 
 
-def test_what_stands_in_other_pages_is_not_read() -> None:
+@pytest.mark.parametrize("sizes", [LLAMA, *INT8_CACHES], ids=str)
+def test_what_stands_in_other_pages_is_not_read(sizes: Sizes) -> None:
     assert ISA is not None
-    sequences = Sequences(build(LLAMA), ISA)
+    sequences = Sequences(build(sizes), ISA)
     tokens, table = tokens_of(70, LLAMA.vocab), sequences.table()
     clean = sequences.step([(tokens, 0, table)]).logits
     others = [page for page in range(sequences.pool.shape[1]) if page not in table]
-    sequences.pool[:, others] = float("nan")
+    sequences.spoil(others)
     assert torch.equal(sequences.step([(tokens, 0, table)]).logits, clean)
 
 
 def test_a_row_that_is_not_finite_is_alone_with_it() -> None:
     assert ISA is not None
-    for sizes in KINDS:
+    for sizes in [*KINDS, *INT8_CACHES]:
         sequences = Sequences(build(sizes), ISA)
         broken, sound = sequences.table(), sequences.table()
-        sequences.pool[:, broken[0]] = float("nan")
+        sequences.spoil(broken[:1])
         found = sequences.step([([3], 5, broken), ([3], 0, sound)])
         assert np.isnan(found.best_logits).tolist() == [True, False]
         assert found.hidden[0].isnan().any() and found.logits[1].isfinite().all()
@@ -189,9 +208,10 @@ def test_other_instructions_compute_the_same_model(name: str) -> None:
     isa, reason = library_or_reason(name)
     if isa is None or isa is ISA:
         pytest.skip(reason or f"{name} is the best this CPU has: all other tests here run on it")
-    for sizes in [QWEN2, QWEN3, MISTRAL, *KINDS]:
+    for sizes in [QWEN2, QWEN3, MISTRAL, *KINDS, *INT8_CACHES]:
         plain, tokens = build(sizes), tokens_of(90, sizes.vocab)
         sequences = Sequences(plain, isa)
         whole = in_chunks(sequences, tokens, 90)
-        assert relative_error(whole, logits_of(plain, tokens)) < RELATIVE_ERROR_MAX[sizes.kind]
+        most = INT8_CACHE_ERROR_MAX if sizes.int8_cache else RELATIVE_ERROR_MAX[sizes.kind]
+        assert relative_error(whole, logits_of(plain, tokens)) < most
         assert torch.equal(in_chunks(sequences, tokens, 7), whole)

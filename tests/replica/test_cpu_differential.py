@@ -28,9 +28,18 @@ def write(directory: Path, family: str) -> Path:
     return write_family(directory, family, hidden_size=128, num_attention_heads=4, **({"head_dim": 32} if family == "qwen3" else {}))
 
 
-def runner_of(directory: Path, dtype: str = "bfloat16", quantization: Quantization | None = None, threads: int = 1) -> ModelRunner:
+def runner_of(
+    directory: Path, dtype: str = "bfloat16", quantization: Quantization | None = None, threads: int = 1, **more: str
+) -> ModelRunner:
     """Bits do not depend on the number of threads (test_cpu_step), and a busy machine makes several wait for one another."""
-    config = {"model": str(directory), "dtype": dtype, "num_threads": threads, "num_gpu_blocks_override": 120, "quantization": quantization}
+    config = {
+        "model": str(directory),
+        "dtype": dtype,
+        "num_threads": threads,
+        "num_gpu_blocks_override": 120,
+        "quantization": quantization,
+        **more,
+    }
     return ModelRunner(EngineConfig.model_validate(config))
 
 
@@ -51,9 +60,12 @@ def test_logits_of_every_architecture(tmp_path: Path, family: str) -> None:
         assert float((logits_of(exact, length - 1 or 2) - meant).norm() / meant.norm()) > 0.5, "another position is far away"
 
 
-@pytest.mark.parametrize(("family", "form", "threads"), [("mistral", None, 2), ("qwen3", "w8a8", 1), ("mistral", "w4a8", 1)])
-def test_the_same_ids_in_every_situation(tmp_path: Path, family: str, form: Quantization | None, threads: int) -> None:
-    runner = runner_of(write(tmp_path, family), quantization=form, threads=threads)
+SUBJECTS = [("mistral", None, 2, "auto"), ("qwen3", "w8a8", 1, "auto"), ("mistral", "w4a8", 1, "auto"), ("mistral", None, 1, "int8")]
+
+
+@pytest.mark.parametrize(("family", "form", "threads", "cache"), SUBJECTS)
+def test_the_same_ids_in_every_situation(tmp_path: Path, family: str, form: Quantization | None, threads: int, cache: str) -> None:
+    runner = runner_of(write(tmp_path, family), quantization=form, threads=threads, kv_cache_dtype=cache)
     expected = lab.alone(runner)
     answers, cached = lab.warm(runner)
     assert lab.different(expected, answers) == [] and cached > 0

@@ -94,6 +94,26 @@ def test_prompt_scores_and_broken_rows(checkpoint: Path) -> None:
 
 
 @needs_step
+def test_a_cache_in_int8(checkpoint: Path) -> None:
+    """Nearly twice the tokens, and what a broken row leaves of its own is taken from its pages alone."""
+    plain, runner = (
+        runner_of(checkpoint, num_gpu_blocks_override=None, kv_cache_dtype=each, kv_cache_memory_bytes=1 << 22) for each in ("auto", "int8")
+    )
+    assert runner.kernels.endswith(", KV in int8") and runner.kv_block_bytes == 3 * 2 * 2 * 16 * (32 + 2)
+    assert runner.limits.num_blocks * 34 // 64 == plain.limits.num_blocks
+    assert float((logits_of(runner) - logits_of(plain)).norm() / logits_of(plain).norm()) < 5e-2
+    before = runner._pool[:, 5].clone()
+    runner._pool[:, 7] = -1
+    rows = tuple(
+        Row(at, [11], start, list(pages), Draw(greedy(), 0, [11] * (start + 1), ())) for at, start, pages in ((0, 21, (5, 7)), (1, 0, (8,)))
+    )
+    broken, sound = runner.execute(Step(2, rows)).outcomes
+    assert "not finite" in broken.error and sound.token is not None and torch.equal(runner._pool[:, 5], before)
+    again = Row(0, [11], 5, [7], Draw(greedy(), 0, [11] * 6, ()))
+    assert runner.execute(Step(3, (again,))).outcomes[0].token is not None
+
+
+@needs_step
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_blocks_of_a_gguf_keep_their_values(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model.gguf"
@@ -163,6 +183,8 @@ def test_who_serves_and_why(checkpoint: Path, tmp_path: Path, monkeypatch: pytes
     assert "torch: the block size 8 is not a multiple of 16" in runner_of(checkpoint, block_size=8).kernels
     with pytest.raises(ModelError, match="--quantization w4a8 needs the C"):
         runner_of(checkpoint, dtype="float32", quantization="w4a8")
+    with pytest.raises(ModelError, match=r"--kv-cache-dtype int8 needs the C.*float32, not bfloat16"):
+        runner_of(checkpoint, dtype="float32", kv_cache_dtype="int8")
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     without = runner_of(checkpoint)
