@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import os
 import socket
 import sys
 
@@ -25,7 +26,9 @@ CONNECT_TIMEOUT_S = 20.0
 
 
 async def serve(ports: list[int]) -> None:
-    router = RouterServer(RouterConfig(), model="smollm2", revision=None, served_name="smollm2", router_id="bench", secret=SECRET)
+    router = RouterServer(
+        RouterConfig(), model="smollm2", revision=None, served_name="smollm2", router_id=f"bench-{os.getpid()}", secret=SECRET
+    )
     await router.start()
     router.update_replicas([Member(f"r{number}", "127.0.0.1", port) for number, port in enumerate(ports)])
     async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -10,8 +10,9 @@ from router.config import RouterConfig
 from router.policy.admission import Admission, Admit, Outlay, Overrun, Promise, Shed
 from router.policy.classes import Classes, ServiceClass, Slo, Terms
 from router.policy.decisions import Decisions
-from router.policy.fleet import Fleet, Known, backlog_s
+from router.policy.fleet import Fleet, backlog_s
 from router.policy.foresight import Foresight
+from router.policy.known import Known
 from router.policy.making_room import make_room
 from router.policy.policies import policy_named
 from router.policy.queue import Waiting, WaitQueue

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from router.policy.admission import Kind, Shed
 from router.policy.classes import Classes
-from router.policy.fleet import Known
 from router.policy.forecast import fits
+from router.policy.known import Known
 from router.policy.request_view import RequestView
 
 _NAMES = {Kind.QUEUE_TIME: "queue time", Kind.TTFT: "time to first token", Kind.TPOT: "time per token on an idle replica"}

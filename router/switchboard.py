@@ -14,10 +14,11 @@ from replica.contract.messages import Bounce, BounceReason, Frame, Welcome
 from router.config import RouterConfig
 from router.dispatch import Bounds, Departure
 from router.effects import Effect, Notice, WantSnapshot
-from router.policy.fleet import Fleet, Known
+from router.policy.fleet import Fleet
 from router.policy.foresight import Happening
 from router.policy.health import STALL_MIN_S
 from router.policy.incarnation import Incarnation
+from router.policy.known import Known
 from router.policy.steady_clock import SteadyClock
 from router.ports import Batch
 from router.reception import Queued, Reception, Refused

@@ -10,8 +10,9 @@ import msgspec
 from replica.contract.messages import Bounce, BounceReason, FinishReason, TokenDelta
 from router.dispatch import Bounds, Departure, Dispatch, Phase, Stream
 from router.effects import CancelAttempt, Effect, Ended, Reject, Release, StreamEffect
-from router.policy.fleet import Fleet, Known
+from router.policy.fleet import Fleet
 from router.policy.incarnation import Incarnation
+from router.policy.known import Known
 from router.policy.report_check import delta_fault
 from router.policy.request_view import RequestView
 from router.policy.retry_budget import RetryBudget

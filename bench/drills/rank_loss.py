@@ -156,8 +156,12 @@ async def _replaced(served: Stack, hit: Process, whole: int) -> float | None:
 
 
 def _all_serve(url: str) -> bool:
-    """A router is connected to as many replicas as there are to be."""
-    return metrics_page.parse(stack.get_text(f"{url}/metrics")).values.get("rantang:replicas", 0.0) >= REPLICAS
+    """A router is connected to as many replicas as there are to be. One that does not answer, as on a busy machine, is asked again."""
+    try:
+        page = stack.get_text(f"{url}/metrics")
+    except OSError:
+        return False
+    return metrics_page.parse(page).values.get("rantang:replicas", 0.0) >= REPLICAS
 
 
 async def run(served: Stack, run_directory: Path, kills: int, output_tokens: int) -> tuple[Holding, list[Loss], Holding]:

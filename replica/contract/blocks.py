@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
+from struct import iter_unpack
 
 KEY_BYTES = 16
 
@@ -31,10 +32,14 @@ def block_keys(root: bytes, tokens: Sequence[int], block_size: int) -> tuple[byt
     """Keys of the full blocks of `tokens`, first to last; a partial last block has none."""
     data = _little_endian(tokens)
     width = 4 * block_size
+    fresh = _EMPTY.copy
     keys: list[bytes] = []
     parent = root
-    for start in range(0, len(data) - width + 1, width):
-        parent = blake2b(parent + data[start : start + width], digest_size=KEY_BYTES).digest()
+    for (block,) in iter_unpack(f"{width}s", data[: len(data) // width * width]):
+        digest = fresh()
+        digest.update(parent)
+        digest.update(block)
+        parent = digest.digest()
         keys.append(parent)
     return tuple(keys)
 
@@ -48,4 +53,5 @@ def _little_endian(tokens: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+_EMPTY = blake2b(digest_size=KEY_BYTES)  # copied for each block: to take its parameters in again would cost half as much as the hash
 _BIG_ENDIAN = array("H", [1]).tobytes() == b"\x00\x01"

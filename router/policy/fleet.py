@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from random import Random
 
 from replica.contract.messages import Frame, TokenDelta, Welcome
 from router.policy.admission import Outlay
 from router.policy.calibration import Calibrations
 from router.policy.forecast import Forecast, Hit, OutputLength, fits, forecast, outlook
-from router.policy.health import Flaps, Health, Pulse, Watch
+from router.policy.health import Flaps, Health, Watch
 from router.policy.incarnation import Incarnation
+from router.policy.known import Known
+from router.policy.likely import likely
 from router.policy.load import Lease, ReplicaView
 from router.policy.popularity import Popularity
 from router.policy.prediction import Coverage, Prediction
@@ -24,28 +27,7 @@ from router.policy.report_check import Lies, limits_fault, load_fault
 from router.policy.request_view import RequestView
 from router.policy.scoring import Candidate
 
-_SCORED_MAX = 16  # above it: the longest hits and a random sample, so that the cost of a choice does not grow with the fleet
-
-
-@dataclass(slots=True)
-class Known:
-    """One connected replica."""
-
-    view: ReplicaView
-    health: Health
-    calibrations: Calibrations
-    order: int
-
-    routers: int = 1  # connected to it, as it says
-
-    @property
-    def is_routable(self) -> bool:
-        """If it is of the present pool."""
-        return self.health.pulse is Pulse.BEATING and self.view.draining_since_s is None
-
-    def is_in(self, pool: ReplicaView | None) -> bool:
-        """Routable among the replicas like `pool`."""
-        return pool is not None and self.is_routable and self.view.fingerprint == pool.fingerprint
+SCORED_MAX = 16  # above it: the longest hits and a random sample, so that the cost of a choice does not grow with the fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +232,8 @@ class Fleet:
         depths = self.index.match(request.block_keys)
         shared = max(depths.values(), default=0)
         uses = self._popularity.uses(request.block_keys[shared - 1], now) if shared else 0.0
-        if sample and len(candidates) > _SCORED_MAX:
-            candidates = _likely(candidates, depths, self._random)
+        if sample and len(candidates) > SCORED_MAX:
+            candidates = likely(candidates, _holders(self, depths), SCORED_MAX, self._random)
         found: list[Outlay] = []
         for known in candidates:
             view = known.view
@@ -287,12 +269,10 @@ def backlog_s(fleet: Fleet, now: float) -> float:
     return sum(drains) / len(drains) if drains else 0.0
 
 
-def _likely(candidates: Sequence[Known], depths: dict[Incarnation, int], random: Random) -> list[Known]:
-    """Half of them for their hits, half by chance."""
-    half = _SCORED_MAX // 2
-    deepest = dict.fromkeys(sorted(depths, key=lambda one: -depths[one])[:half])
-    chosen = [known for known in candidates if known.view.incarnation in deepest]
-    return chosen + [known for known in random.sample(candidates, half) if known.view.incarnation not in deepest]
+def _holders(fleet: Fleet, depths: dict[Incarnation, int]) -> list[Known]:
+    """Those with the longest hits, the longest first."""
+    deepest = nlargest(SCORED_MAX // 2, depths, key=depths.__getitem__)
+    return [known for one in deepest if (known := fleet.get(one)) is not None]
 
 
 def _scale(expected: Forecast, learned: float) -> float:

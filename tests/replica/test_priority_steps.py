@@ -111,6 +111,42 @@ def test_without_the_rehearsal_it_yields_in_vain(monkeypatch: pytest.MonkeyPatch
     assert yielded_to_one_without_tokens() == (1, 1)
 
 
+def yielded_beside(kind: str) -> int:
+    """Preemptions in the step after an urgent one has come to slots that are all taken, the last by a less urgent decode."""
+    options = {
+        "partials": {"max_num_partial_prefills": 1, "long_prefill_token_threshold": 16},
+        "writer": {"long_prefill_token_threshold": 16},
+    }
+    decodes, budget = (2, 4) if kind == "overdue" else (1, 64)
+    driver = Driver(PagedRunner(limits(1024, seqs=decodes + 1, budget=budget)), scheduling_policy="priority", **options.get(kind, {}))
+    for i in range(decodes):
+        driver.add(ids(10 + i, 3), 200, priority=9)
+        driver.step()
+    driver.add(ids(2, 2000), 1, priority=5 if kind == "overdue" else 0)
+    driver.step()
+    roster = driver.engine.roster
+    assert [request.remaining for request in roster.running[:-1]] == [1] * decodes and not roster.free_slots
+    if kind == "overdue":
+        roster.running[-1].history.left_out = BYPASSES_MAX
+    prompt = {"partials": ids(7, 100), "writer": [*ids(2, 90), *ids(7, 9)]}.get(kind, ids(7, 8))
+    driver.add(prompt, 1, priority=0 if kind == "short" else 1)
+    driver.step()
+    return roster.preemptions
+
+
+@pytest.mark.parametrize(
+    ("kind", "preemptions"),
+    [
+        ("partials", 0),  # it would be the second that is partly computed, and one may be
+        ("writer", 0),  # it stands back for a block that the prompt of priority 0 is about to write
+        ("overdue", 0),  # a prompt that stood still for too long takes all that the step has left
+        ("short", 1),  # it is computed in the half of the step that short prompts have
+    ],
+)
+def test_somebody_yields_only_where_the_urgent_one_starts(kind: str, preemptions: int) -> None:
+    assert yielded_beside(kind) == preemptions
+
+
 def yields_in_vain(seed: int, patch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Of a random mix with a small token budget: yields to urgent ones, and those after which nobody more urgent started."""
     random = Random(seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from replica.contract.model_files import resolve
 from replica.held_model import _empty_pool
 from replica.kv_pool import size_pool
 from replica.models.config import read_model_config
-from replica.parallel.group import RankGroup, join_store, open_store
 from replica.parallel.step_decoder import StepDecoder
 from replica.parallel.step_encoder import StepEncoder
 from replica.runner import ModelRunner
 from replica.step import BlockCopy, Draw, Row, Runner, Step
+from tests.replica import parallel_ranks as ranks
 from tests.replica.golden import divergences, golden_length, mean_logprob_error
 from tests.replica.model_driver import Driver, greedy
 from tests.replica.tiny_llama import write_tiny_llama
@@ -164,9 +164,8 @@ def forced_steps(prompt: list[int], output: list[int]) -> list[Step]:
     return steps
 
 
-def rank_main(rank: int, size: int, port: int, directory: Path, steps: list[Step], answers: Any) -> None:
-    torch.set_num_threads(1)
-    group = RankGroup(join_store("127.0.0.1", port, 60.0), rank=rank, size=size, secret=b"of the group", deadline_s=60.0)
+def three_ranks(rank: int, size: int, port: Any, answers: Any, *, directory: Path, steps: list[Step]) -> None:
+    group = ranks.join(rank, size, port, deadline_s=60.0)
     runner = ModelRunner(EngineConfig(model=str(directory), dtype="float32", num_gpu_blocks_override=64, num_threads=1), tp=group)
     if rank == 0:
         answers.put((rank, [runner.execute(step) for step in steps]))
@@ -193,18 +192,7 @@ def test_three_ranks_draw_what_one_draws(tmp_path: Path) -> None:
     output = Driver(single).generate(prompt, greedy(12))
     steps = forced_steps(prompt, output)
     expected = [single.execute(step) for step in steps]
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    store = open_store("127.0.0.1", 60.0)
-    ranks = [context.Process(target=rank_main, args=(rank, 3, store.port, directory, steps, answers)) for rank in range(3)]
-    for process in ranks:
-        process.start()
-    try:
-        results = dict(answers.get(timeout=120) for _ in ranks)
-    finally:
-        for process in ranks:
-            process.join(20)
-            process.kill()
+    results = dict(ranks.run(partial(three_ranks, directory=directory, steps=steps), 3, 3, timeout_s=120.0))
     assert [result.outcomes[0].token for result in results[0]] == [None, *output]
     for ours, theirs in zip(results[0][0].outcomes[0].scores[1:], expected[0].outcomes[0].scores[1:], strict=True):
         assert ours is not None and theirs is not None and abs(ours.logprob - theirs.logprob) < 1e-4

@@ -297,6 +297,22 @@ def test_nobody_is_passed_more_than_the_bound() -> None:
     driver.run()
 
 
+def test_whoever_is_passed_for_the_last_time_is_passed_no_more_in_that_step() -> None:
+    """Two short prompts beside a long one that is partly computed: the first makes the bound full, so the second waits."""
+    driver = Driver(PagedRunner(limits(1024, budget=256)), max_num_partial_prefills=1)
+    driver.add(ids(1, 3000), 1)
+    driver.step()
+    head = driver.add(ids(2, 2400), 1)
+    request = driver.engine.ledger.find(0, head)
+    assert request is not None
+    request.history.bypasses = BYPASSES_MAX - 1
+    for i in range(2):
+        driver.add(ids(10 + i, 20), 1)
+    driver.step()
+    assert [row.request for row in driver.runner.steps[-1].rows] == [2, 0] and request.history.bypasses == BYPASSES_MAX
+    driver.run()
+
+
 # --- sizes (SCH-08) and determinism --------------------------------------------------------------------------------------
 
 

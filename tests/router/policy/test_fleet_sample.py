@@ -40,5 +40,5 @@ def test_the_longest_hit_is_never_missed(monkeypatch: pytest.MonkeyPatch) -> Non
         return any(one.candidate.incarnation == held for one in fleet.outlays(ASKED, fleet.routable(), 0.2))
 
     assert all(is_asked() for _ in range(20))
-    monkeypatch.setattr(fleet_module, "_likely", lambda candidates, depths, random: random.sample(candidates, 16))
+    monkeypatch.setattr(fleet_module, "likely", lambda candidates, holders, count, random: random.sample(candidates, count))
     assert not all(is_asked() for _ in range(20)), "the control: by chance alone it would be"
