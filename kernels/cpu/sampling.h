@@ -9,7 +9,7 @@
 //   draw    the largest s + noise in float64, of equals the first; noise as in kernels/reference/noise.py
 //
 // Nothing is sorted: a threshold is closed in on by parting the range of values, and only those of the part that has it are looked at
-// again. Bytes: the row from two to four times, some 12 more for a token that stays. Operations: some 25 a token for its mass, 50 for noise.
+// again. Bytes: the row from two to five times, some 12 more for a token that stays. Operations: some 25 a token for its mass, 50 for noise.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -43,6 +43,8 @@ class Sampler {  // of one thread
    private:
     static constexpr float LOG2_E = 1.4426950409f, FINITE = -3.4028235e38f;
     static constexpr int FEW = 16;              // of the row one of so many is a sample of it
+    static constexpr int FAR = 1024;            // ahead, to be fetched
+    static constexpr int BATCH = 256;           // tokens
     static constexpr double ROUNDING = 0.9999;  // more than what is compared in float32 can be wrong by
     static constexpr uint64_t WEYL = 0x9E3779B97F4A7C15;
 
@@ -56,11 +58,14 @@ class Sampler {  // of one thread
         return -std::bit_cast<float>(reaches);
     }
 
-    // A d that, with all larger ones, is what the filters leave.
+    // A d that, with all larger ones, is what the filters leave. A sample says where to look first; whatever it says, what is found is the same.
     float cut(const float* x, const Draw& one) {
         float least = one.min_p > 0 ? lowest(std::min((float)std::log(one.min_p), 0.0f)) : -INFINITY;
         if (one.top_k > 0 && one.top_k < size_) {
-            gather(x, std::max(least, FINITE), INFINITY);
+            const float lowest = std::max(least, FINITE);
+            gather<FEW>(x, lowest, INFINITY);
+            gather(x, narrowed<false>(2.0 * (double)one.top_k / FEW + 4), INFINITY);
+            if (count_ <= one.top_k) gather(x, lowest, INFINITY);
             if (one.top_k < count_) least = narrowed<false>((double)one.top_k);
         }
         return one.top_p < 1 ? cut_by_mass(x, one, least) : least;
@@ -68,22 +73,21 @@ class Sampler {  // of one thread
     float cut_by_mass(const float* x, const Draw& one, float least) {
         const float lowest = std::max({least, FINITE, -(float)(units_ + 2) / unit_});  // what is below weighs nothing
         gather<FEW>(x, lowest, INFINITY);
-        const float guess = narrowed<true>(one.top_p * weigh()), low = std::max(guess - 1 / unit_, lowest), high = guess + 1 / unit_;
-        Sum every, middle, upper;  // of what is not below lowest, low, high
+        const float guess = narrowed<true>(one.top_p * weigh()), low = std::max(guess - 1 / unit_, lowest);
+        Sum every;
         int64_t count = 0;
+        Held upper(*this);
         each(x, lowest, INFINITY, [&](F d, uint32_t lanes, int) {
-            const F m = kept(masses(d), lanes);
-            every.add(m), middle.add(kept(m, at_least(d, all(low)))), upper.add(kept(m, at_least(d, all(high))));
-            count += std::popcount(lanes);
+            every.add(kept(masses(d), lanes)), count += std::popcount(lanes);
+            upper.take(d, lanes & at_least(d, all(low)));
         });
-        double total = every.value();
-        if (one.top_k > 0 && one.top_k < count) total -= (double)(count - one.top_k) * mass(least);
-        const double wanted = one.top_p * total, found[] = {0, upper.value(), middle.value()};
-        const float bounds[] = {INFINITY, high, low, lowest};
-        const int part = found[1] >= wanted ? 0 : found[2] >= wanted ? 1 : 2;
-        gather(x, bounds[part + 1], bounds[part]);
-        weigh();
-        return narrowed<true>(wanted - found[part]);
+        upper.end();
+        double wanted = every.value();
+        if (one.top_k > 0 && one.top_k < count) wanted -= (double)(count - one.top_k) * mass(least);
+        wanted *= one.top_p;
+        const double found = weigh();
+        if (found < wanted) wanted -= found, gather(x, lowest, low), weigh();
+        return narrowed<true>(wanted);
     }
 
     // see(d, lanes, place) for what has from <= d < below, in order; `lanes` says which of the sixteen from `place` on. OF: of so many one.
@@ -95,19 +99,26 @@ class Sampler {  // of one thread
             if (lanes) see(d, lanes, i);
         };
         const int whole = size_ / LANES * LANES;
-        for (int i = 0; i < whole; i += OF * LANES) sixteen(load(x + i), lanes_below(LANES), i);
+        for (int i = 0; i < whole; i += OF * LANES) prefetch(x + i + FAR), sixteen(load(x + i), lanes_below(LANES), i);
         if (whole < size_) sixteen(load_some(x + whole, size_ - whole), lanes_below(size_ - whole), whole);
     }
     template <int OF = 1>
     void gather(const float* x, float from, float below) {
-        count_ = 0;
-        F low = zero();
-        each<OF>(x, from, below, [&](F d, uint32_t lanes, int) {
-            low = least(low, kept(d, lanes));
-            pack(&values_[count_], d, lanes), count_ += std::popcount(lanes);
-        });
-        low_ = bottom(low);
+        Held held(*this);
+        each<OF>(x, from, below, [&](F d, uint32_t lanes, int) { held.take(d, lanes); });
+        held.end();
     }
+    struct Held {  // fills values_
+        Sampler& own;
+        int count = 0;
+        F low = zero();
+        void take(F d, uint32_t lanes) {
+            low = least(low, kept(d, lanes));
+            pack(&own.values_[count], d, lanes), count += std::popcount(lanes);
+        }
+        void end() { own.count_ = count, own.low_ = bottom(low); }
+        explicit Held(Sampler& own) : own(own) {}
+    };
 
     F masses(F d) const { return rounded(times_power(power_of_two(mul(d, all(unit_))), all((float)units_))); }
     double mass(float d) const { return top(masses(all(d))); }
@@ -179,31 +190,30 @@ class Sampler {  // of one thread
         uint64_t key = 0;
         for (const uint64_t part : {one.seed, one.choice, one.position}) key = mixed((key ^ part) + WEYL);
         Leader leader(one.best_token, gumbel(noise_bits(key, one.best_token)));
-        float d[2 * LANES];
-        int32_t tokens[2 * LANES] = {};
+        float d[BATCH + LANES] = {};
+        int32_t tokens[BATCH + LANES] = {};
         int count = 0;
         each(x, from, INFINITY, [&](F v, uint32_t lanes, int place) {
             pack(d + count, v, lanes), pack(tokens + count, count_up(place), lanes);
             count += std::popcount(lanes);
-            if (count < LANES) return;
-            hear(d, tokens, LANES, key, leader);
-            count -= LANES;
-            std::copy_n(d + LANES, LANES, d), std::copy_n(tokens + LANES, LANES, tokens);
+            if (count >= BATCH) hear(d, tokens, count, key, leader), count = 0;
         });
         hear(d, tokens, count, key, leader);
         return (int)leader.token;
     }
     // exp(s) / (1 - u) is no less than exp(s + noise) and costs no logarithm: only who reaches the leader by it is heard.
     [[gnu::noinline]] void hear(const float* d, const int32_t* tokens, int count, uint64_t key, Leader& leader) const {
-        uint32_t bits[LANES];
-        float rest[LANES];
-        for (int i = 0; i < LANES; i++) bits[i] = noise_bits(key, tokens[i]);
-        for (int i = 0; i < LANES; i++) rest[i] = ((float)~bits[i] + 0.5f) * 0x1p-32f;
-        const F bound = power_of_two(mul(load(d), all(unit_)));
-        for (uint32_t left = at_least(bound, mul(all(leader.bar), load(rest))) & lanes_below(count); left; left &= left - 1) {
-            const int i = std::countr_zero(left);
-            const double loudness = (double)(d[i] / temperature_) + gumbel(bits[i]);
-            if (loudness > leader.loudness || (loudness == leader.loudness && tokens[i] < leader.token)) leader = Leader(tokens[i], loudness);
+        for (int from = 0; from < count; from += LANES, d += LANES, tokens += LANES) {
+            uint32_t bits[LANES];
+            float rest[LANES];
+            for (int i = 0; i < LANES; i++) bits[i] = noise_bits(key, tokens[i]);
+            for (int i = 0; i < LANES; i++) rest[i] = ((float)~bits[i] + 0.5f) * 0x1p-32f;
+            const F bound = power_of_two(mul(load(d), all(unit_)));
+            for (uint32_t left = at_least(bound, mul(all(leader.bar), load(rest))) & lanes_below(count - from); left; left &= left - 1) {
+                const int i = std::countr_zero(left);
+                const double loudness = (double)(d[i] / temperature_) + gumbel(bits[i]);
+                if (loudness > leader.loudness || (loudness == leader.loudness && tokens[i] < leader.token)) leader = Leader(tokens[i], loudness);
+            }
         }
     }
 
