@@ -70,7 +70,7 @@ class ReplicaServer:
         self._group = group
         self._link_limits = link_limits
         self._tls = tls
-        self._recall_step_time = recall_step_time
+        self._recall_step_time = recall_step_time or (lambda computes: None)
         self.epoch = time.time_ns()
         self._parts: _Parts | None = None
 
@@ -200,11 +200,6 @@ class ReplicaServer:
         """What computes, and why it, in one line; '' for a mock."""
         return str(getattr(_innermost(self._started().runner), "kernels", ""))
 
-    def _known(self, held: object) -> StepTimeCoefficients | None:
-        if self._recall_step_time is None:
-            return None
-        return self._recall_step_time(tuple(str(getattr(held, name, "")) for name in ("fingerprint", "revision", "dtype", "kernels")))
-
     async def _assemble(self, runner: Runner, thread: EngineThread) -> _Parts:
         held = _innermost(runner)  # a real model says what it is; a mock is called after the configuration
         model = self._config.served_model_name or str(getattr(held, "model", self._config.model.rstrip("/").rsplit("/", 1)[-1]))
@@ -212,7 +207,9 @@ class ReplicaServer:
         known = None
         if held is not self._given_runner and not isinstance(held, MockRunner):  # a mock's steps take what they are told to
             began_s = time.monotonic()
-            known = await asyncio.wrap_future(thread.submit(lambda: warm_up(runner, self._config, time.monotonic, self._known(held))))
+            known = await asyncio.wrap_future(
+                thread.submit(lambda: warm_up(runner, self._config, time.monotonic, self._recall_step_time(_computes(held))))
+            )
             if self._on_stage is not None:
                 self._on_stage("warm-up", time.monotonic() - began_s)
         block_bytes = int(getattr(held, "kv_block_bytes", 0))
@@ -238,6 +235,10 @@ class ReplicaServer:
 def _innermost(runner: Runner) -> object:
     """Behind parallel.broadcast.LeadingRunner, which adds nothing that is asked for here."""
     return getattr(runner, "inner", runner)
+
+
+def _computes(held: object) -> tuple[str, ...]:
+    return tuple(str(getattr(held, name, "")) for name in ("fingerprint", "revision", "dtype", "kernels"))
 
 
 def _check_limits(config: EngineConfig, limits: EngineLimits) -> None:
