@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from replica.block_pool import BlockPool
 from replica.contract.blocks import block_key
@@ -89,6 +89,11 @@ class KvManager:
         request.history.known_hits = len(hits)
         computed = len(hits) * size if source is None else length - 1
         return Match(hits=tuple(hits), copy_source=source, fresh=fresh, pinned=pinned, computed=computed, pending=pending)
+
+    def without_copy(self, match: Match) -> Match:
+        """The same, but its last block is computed once more: takes no page for a moment."""
+        pinned = match.pinned - (match.copy_source is not None and self.pool.references(match.copy_source) == 0)
+        return replace(match, copy_source=None, pinned=pinned, computed=len(match.hits) * self.block_size)
 
     def awaited(self, request: Request, match: Match) -> bytes | None:
         """Key of the block for which `request` would stand back if it were pending; None if it needs no such block."""

@@ -107,6 +107,8 @@ class Starting:
             history.stand_back(self._roster.step_id)
             self._stood_back.add(request.number)
             return None
+        if match.copy_source is not None and not self._has_room(request, match):
+            return self._roster.kv.without_copy(match)
         return match
 
     def _has_room(self, request: Request, match: Match) -> bool:

@@ -12,6 +12,7 @@ from replica import making_room, scheduler
 from replica.config import EngineConfig
 from replica.contract.messages import FinishReason, GenerateRequest, SamplingParams
 from replica.engine import Engine
+from replica.kv_manager import KvManager
 from replica.mock_runner import MockRunner
 from replica.rehearsal import Rehearsal
 from replica.request import History, Request
@@ -253,7 +254,7 @@ def yields_in_vain(seed: int, patch: pytest.MonkeyPatch, *, alike: bool = False)
 
 
 def test_in_random_mixes_nobody_yields_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [yields_in_vain(seed, monkeypatch) for seed in range(60)]
+    found = [yields_in_vain(seed, monkeypatch) for seed in range(100)]
     assert sum(yields for yields, _ in found) > 60 and sum(vain for _, vain in found) == 0
 
 
@@ -328,6 +329,14 @@ def test_a_page_that_one_about_to_start_shares_does_not_come_back() -> None:
 def test_what_two_share_is_counted_once() -> None:
     assert yields_for_two(27, 5, SHARING, cached=True, also=150) == []
     assert yields_for_two(27, 5, [SHARING[0], OTHER], cached=True, also=150) == [1]
+
+
+def test_who_was_given_a_place_starts_also_where_there_is_no_page_to_copy_its_last_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the random mixes; the copy is possible only since somebody has yielded, and takes a page more."""
+    assert yields_in_vain(94, monkeypatch)[1] == 0
+    monkeypatch.setattr(KvManager, "without_copy", lambda kv, match: match)  # negative control
+    with pytest.MonkeyPatch.context() as patch:
+        assert yields_in_vain(94, patch)[1] == 1
 
 
 # --- a scored prompt moves by a token a step, whatever the budget --------------------------------------------------------
