@@ -16,7 +16,7 @@ from replica.plan import Shape
 _UNITS = (1.0, 256.0, 16.0, 8_192.0, 262_144.0)
 # A small model on two cores. Wrong elsewhere, and outweighed after a few steps.
 PRIOR = StepTimeCoefficients(a=5e-3, b=2e-4, c=1e-3, d=1e-6, e=1e-9)
-_PRIOR_WEIGHT = 1e-4  # of a step whose time is all in that coefficient; it never fades
+_PRIOR_WEIGHT = 1e-4  # of a step whose time is all in that coefficient, of a usual size at least; it never fades
 _FORGETTING = 0.995  # a step counts half after 140 more
 _OUTLIER = 5.0  # typical relative residuals; what deviates more is cut to that
 _TYPICAL_RATE = 0.05
@@ -35,9 +35,8 @@ class StepTimeFit:
 
     def __init__(self, prior: StepTimeCoefficients = PRIOR, typical: float = 0.5) -> None:
         """`typical`: how far off the prior is taken to be, as a part of a step's time."""
-        values = (prior.a, prior.b, prior.c, prior.d, prior.e)
-        self._prior = [value * unit for value, unit in zip(values, _UNITS, strict=True)]
-        self._pull = [_PRIOR_WEIGHT / max(value, 1e-9) ** 2 for value in self._prior]
+        self._prior = _in_units(prior)
+        self._pull = [_PRIOR_WEIGHT / max(value, usual, 1e-9) ** 2 for value, usual in zip(self._prior, _usual(self._prior), strict=True)]
         self._theta = list(self._prior)
         self._products: list[tuple[float, float, float, float, float]] = [(0.0,) * 5 for _ in range(5)]
         self._targets = [0.0] * 5
@@ -105,6 +104,17 @@ class StepTimeFit:
                 value = (self._targets[i] - others + self._pull[i] * self._prior[i]) / (row[i] + self._pull[i])
                 theta[i] = value if value > 0.0 else 0.0
         self._current = StepTimeCoefficients(*(value / unit for value, unit in zip(theta, _UNITS, strict=True)))
+
+
+def _in_units(k: StepTimeCoefficients) -> list[float]:
+    return [value * unit for value, unit in zip((k.a, k.b, k.c, k.d, k.e), _UNITS, strict=True)]
+
+
+def _usual(prior: list[float]) -> list[float]:
+    """How large each coefficient may well be on a machine like this: what was cut at zero once, and kept, must not stay there for good."""
+    general = _in_units(PRIOR)
+    slower = max(1.0, sum(prior) / max(sum(general), 1e-9))
+    return [slower * value for value in general]
 
 
 def _weight(predicted: float, measured: float) -> float:

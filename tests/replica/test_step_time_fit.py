@@ -26,6 +26,10 @@ def shapes(count: int, seed: int = 1) -> list[Shape]:
     return made
 
 
+def scaled(k: StepTimeCoefficients, scale: float, *, d: float = 1.0, e: float = 1.0) -> StepTimeCoefficients:
+    return StepTimeCoefficients(scale * k.a, scale * k.b, scale * k.c, scale * d * k.d, scale * e * k.e)
+
+
 def trained(
     truth: StepTimeCoefficients, count: int = 300, stalls: int = 0, noise: float = 0.05, fit: StepTimeFit | None = None
 ) -> StepTimeFit:
@@ -43,12 +47,31 @@ def worst_error(fit: StepTimeFit, truth: StepTimeCoefficients) -> float:
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
 def test_it_learns_the_truth_at_any_scale(scale: float) -> None:
-    truth = StepTimeCoefficients(*(scale * value for value in (TRUE.a, TRUE.b, TRUE.c, TRUE.d, TRUE.e)))
+    truth = scaled(TRUE, scale)
     assert worst_error(trained(truth), truth) < 0.12
 
 
 def test_a_few_steps_are_enough_for_the_order_of_magnitude() -> None:
     assert worst_error(trained(TRUE, count=30), TRUE) < 0.5
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("tiny", [0.0, 1e-15])
+def test_what_was_known_as_nothing_is_learned_all_the_same(scale: float, tiny: float) -> None:
+    """A fit that is cut at zero, kept and recalled: the next machine's context costs what it costs."""
+    truth = scaled(TRUE, scale, d=20.0, e=20.0)
+    fit = trained(truth, count=800, fit=StepTimeFit(StepTimeCoefficients(truth.a, truth.b, truth.c, d=tiny, e=tiny)))
+    assert fit.coefficients.d == pytest.approx(truth.d, rel=0.1)
+    assert 0.4 * truth.e < fit.coefficients.e < 1.2 * truth.e
+    assert worst_error(fit, truth) < 0.05
+
+
+def test_a_pull_by_what_was_known_alone_never_lets_go_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test above."""
+    monkeypatch.setattr("replica.step_time_fit.PRIOR", StepTimeCoefficients(0.0, 0.0, 0.0, 0.0, 0.0))
+    truth = scaled(TRUE, 1.0, d=20.0, e=20.0)
+    fit = trained(truth, count=800, fit=StepTimeFit(StepTimeCoefficients(truth.a, truth.b, truth.c, d=0.0, e=0.0)))
+    assert fit.coefficients.d < 0.01 * truth.d and fit.coefficients.e < 0.01 * truth.e and worst_error(fit, truth) > 0.2
 
 
 def test_stalled_steps_hardly_move_it() -> None:
