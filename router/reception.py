@@ -142,7 +142,7 @@ class Reception:
         """What waits no longer than a prompt of about so many tokens: where half a step does not hold what no cache has of them, by
         what others have found there lately, it passes nobody."""
         candidates = self._fleet.routable()
-        new_tokens = about_tokens - self._fleet.longest_hit(now)
+        new_tokens = about_tokens - max(0.0, -self._fleet.hits.least(now))
         is_long = bool(candidates) and new_tokens > candidates[0].view.limits.max_num_batched_tokens // 2
         return LEAST_IN_ORDER if is_long else LEAST
 

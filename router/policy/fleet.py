@@ -51,7 +51,7 @@ class Fleet:
         self.seen = False  # a replica has ever been connected: until then the fleet is loading
         self.hits_predicted_tokens = 0
         self.hits_actual_tokens = 0
-        self._hits = LeastOfLate(HIT_S)  # negative: the longest
+        self.hits = LeastOfLate(HIT_S)  # tokens that prompts found in a cache, negative: the least is the longest
         self.coverage = Coverage(admission_quantile)
         self.lies = Lies()
         self._flaps = Flaps()
@@ -212,7 +212,7 @@ class Fleet:
         if delta.cached_tokens is not None:
             self.hits_predicted_tokens += lease.cached_tokens
             self.hits_actual_tokens += delta.cached_tokens
-            self._hits.see(-float(delta.cached_tokens), now)
+            self.hits.see(-float(delta.cached_tokens), now)
         if delta.waited_s is not None:
             known.calibrations.wait.observe(lease.predicted_wait_s, delta.waited_s, lease.grain_s, now)
             if lease.prediction is not None:
@@ -259,10 +259,6 @@ class Fleet:
             )
             found.append(Outlay(candidate, known.calibrations.wait, ttfts, view.is_empty))
         return found
-
-    def longest_hit(self, now: float) -> float:
-        """Tokens that a prompt has found in a cache lately, at most."""
-        return max(0.0, -self._hits.least(now))
 
     @property
     def routers(self) -> int:
