@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import sys
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import ray
 from ray import serve
 
-from cluster import known_steps, membership, telemetry
+from cluster import membership, telemetry
 from cluster.config import Config
 from cluster.cores import threads_per_replica, usable_cores, yield_to_others
+from cluster.known_steps import KnownSteps
 from cluster.rank_actors import RankActors, RankError, die_with_parent, last_line, limit_threads
 from cluster.rank_watch import SILENCE_S, RankWatch
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from replica.parallel.group import RankGroup
 
 EXIT_GROUP_LOST = 70
+KEEP_EVERY_S = 60.0  # what steps take: who is killed keeps nothing at the end
+KEEP_MAX_S = 2.0  # at the end: it must not hold up a stop
 LATE_S = 9.0  # routers move a stalled replica's streams at once; the first step of a kind, compiled or recorded, may stall for this long
 
 
@@ -47,19 +51,29 @@ class Replica:
         engine = config.engine.model_copy(update={"num_threads": threads, "served_model_name": config.model_name})
         host = str(ray.util.get_node_ip_address())
         group = await self._start_ranks(engine, host)
-        steps = known_steps.key(engine, ray.get_runtime_context().get_node_id())
-        known = known_steps.recall(steps)
+        self._steps = KnownSteps(engine, ray.get_runtime_context().get_node_id(), self._log)
         server = ReplicaServer(
-            engine, replica_id=self._replica_id, secret=secret, host=host, on_stage=self._on_stage, group=group, step_time=known
+            engine,
+            replica_id=self._replica_id,
+            secret=secret,
+            host=host,
+            on_stage=self._on_stage,
+            group=group,
+            recall_step_time=self._steps.recall,
         )
         await self._started(server.start())
         self._server = server
-        if known is None:
-            known_steps.keep(steps, server.step_time)
+        self._keeping = asyncio.create_task(self._keep_steps())
         self._dtype, self._kernels = self._server.dtype, self._server.kernels
         gc.collect()
         gc.freeze()  # model and libraries stay: a collection in the middle of a step need not look at them
         self._log.info("replica ready", threads=threads, kernels=self._kernels)
+
+    async def _keep_steps(self) -> None:
+        """What steps take, from time to time as it is learned."""
+        while True:
+            await asyncio.to_thread(self._steps.keep, self._server.step_time)
+            await asyncio.sleep(KEEP_EVERY_S)
 
     async def _start_ranks(self, engine: EngineConfig, host: str) -> RankGroup | None:
         """Ranks 1 …, watched from now on. Raises RankError."""
@@ -138,12 +152,15 @@ class Replica:
         server = getattr(self, "_server", None)
         if server is None:  # the constructor failed
             return
+        self._keeping.cancel()
         del self._server
         if self._ranks is not None:
             self._watch.engine_fault = lambda: ""  # it stops; a rank that is lost meanwhile still ends the drain
         await server.drain(self._drain_timeout_s)
         if self._ranks is not None:
             self._lost.cancel()  # they leave now
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self._steps.keep, server.step_time), KEEP_MAX_S)
         await server.stop()
         if self._ranks is not None:
             self._ranks.stop()

@@ -33,6 +33,11 @@ class Match:
         """Blocks that starting it takes out of the available ones."""
         return self.fresh + self.pinned
 
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """Blocks it holds that exist already."""
+        return self.hits if self.copy_source is None else (*self.hits, self.copy_source)
+
 
 @dataclass(frozen=True, slots=True)
 class _PlannedStep:
@@ -84,6 +89,12 @@ class KvManager:
         request.history.known_hits = len(hits)
         computed = len(hits) * size if source is None else length - 1
         return Match(hits=tuple(hits), copy_source=source, fresh=fresh, pinned=pinned, computed=computed, pending=pending)
+
+    def awaited(self, request: Request, match: Match) -> bytes | None:
+        """Key of the block for which `request` would stand back if it were pending; None if it needs no such block."""
+        position = len(match.hits)
+        shareable = min(len(request.keys), (len(request.tokens) - 1) // self.block_size)
+        return request.keys[position] if self._caching and not request.unscored and position < shareable else None
 
     def start(self, request: Request, match: Match) -> BlockCopy | None:
         """Give `request` the pages of all its tokens; `match` was made in this very state. Needs `match.needed` available."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
+from replica.block_pool import BlockPool
 from replica.growth import Forecast, lacks_page
 from replica.rehearsal import Rehearsal, Start
 from replica.request import Request
@@ -41,6 +43,8 @@ def make_room_for_urgent(roster: Roster, rehearsal: Rehearsal) -> None:
             for victim in victims:
                 roster.preempt(victim)
             started.append((request, match))
+            if victims:
+                started = _matched_anew(roster, started)
         elif roster.waiting.is_aged(request):
             return  # nobody starts before it
 
@@ -48,15 +52,17 @@ def make_room_for_urgent(roster: Roster, rehearsal: Rehearsal) -> None:
 def _victims_for(roster: Roster, start: Start, started: list[Start], rehearsal: Rehearsal) -> list[Request] | None:
     """Who has to yield so that `start` is made beside `started` and those who stay; None if it cannot, whoever yields."""
     pool, size = roster.kv.pool, roster.kv.block_size
-    request, match = start
-    lacking = match.needed - pool.available + sum(other.needed for _, other in started)
+    request = start[0]
+    starts = [*started, start]
+    takes = _takes(pool, starts)
+    lacking = sum(taken for _, taken in takes) - pool.available
     lacking += sum(lacks_page(other, size) for other in roster.running)
     slots = roster.free_slots - len(started)
     if lacking > sum(other.history.own_blocks + 1 for other in roster.running if may_yield(other, request.priority)):
         return None
     staying = list(roster.running)
     victims: list[Request] = []
-    shared = frozenset(match.hits)  # does not come back, whoever yields
+    shared = frozenset(block for _, match in starts for block in match.shared)  # does not come back, whoever yields
     released: Counter[int] = Counter()  # blocks, by how many of their holders yield
     freed = 0
     while slots + len(victims) < 1 or lacking > freed:
@@ -71,12 +77,34 @@ def _victims_for(roster: Roster, start: Start, started: list[Start], rehearsal: 
             freed += block not in shared and released[block] == pool.references(block)
     if victims and not rehearsal.gets_a_chunk(start, staying, started):
         return None
-    return victims if _starts(roster, start, started, staying, freed) else None
+    if not _starts(roster, takes, staying, freed):
+        return None
+    if victims and rehearsal.stands_back(start, staying, started):
+        request.history.stand_back(roster.step_id)
+        return None
+    return victims
 
 
-def _starts(roster: Roster, start: Start, started: list[Start], staying: list[Request], freed: int) -> bool:
-    """The rule by which it will be started (replica.starting): alone, where others would yield to it, or if everybody's growth fits."""
-    request, match = start
+def _matched_anew(roster: Roster, started: list[Start]) -> list[Start]:
+    """Somebody has yielded: what they shared with him is available now, so it is to be pinned."""
+    return [(request, roster.kv.match(request)) for request, _ in started]
+
+
+def _takes(pool: BlockPool, starts: Iterable[Start]) -> list[tuple[Request, int]]:
+    """Blocks that each takes out of the available ones, started in this order: what two of them share is pinned once."""
+    pinned: set[int] = set()
+    takes = []
+    for request, match in starts:
+        new = {block for block in match.shared if pool.references(block) == 0} - pinned
+        pinned |= new
+        takes.append((request, match.fresh + len(new)))
+    return takes
+
+
+def _starts(roster: Roster, takes: Sequence[tuple[Request, int]], staying: list[Request], freed: int) -> bool:
+    """The rule by which the last one will be started (replica.starting): alone, where others would yield to it, or if everybody's
+    growth fits. `takes`: blocks, of those who start before and its own."""
+    *started, (request, needed) = takes
     if any(other.priority > request.priority for other in staying) or not (staying or started):
         return True
     everyone = Forecast(
@@ -86,6 +114,6 @@ def _starts(roster: Roster, start: Start, started: list[Start], staying: list[Re
         running=staying,
         growth=roster.growth,
     )
-    for other, found in started:
-        everyone.add(other, found.needed)
-    return everyone.fits(request, match.needed)
+    for other, taken in started:
+        everyone.add(other, taken)
+    return everyone.fits(request, needed)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from replica.chunk_budget import ChunkBudget
-from replica.kv_manager import Match
+from replica.kv_manager import KvManager, Match
 from replica.plan import Shape
 from replica.request import Request
 from replica.scheduling_policy import SchedulingPolicy
@@ -22,15 +22,13 @@ Start = tuple[Request, Match]
 class Rehearsal:
     policy: SchedulingPolicy
     budget_beside: Callable[[Shape], ChunkBudget]  # what a step has left beside these decodes
-    block_size: int
+    kv: KvManager
 
     def gets_a_chunk(self, start: Start, staying: Sequence[Request], started: Sequence[Start]) -> bool:
         """Beside those `staying`, after those of `started` that are in the queue before it."""
         request, match = start
         partial = [other for other in staying if not other.decodes]
-        if self._stands_back(request, match, [*partial, *(other for other, _ in started)]):
-            return False
-        budget = self.budget_beside(_decodes(other for other in staying if other.decodes))
+        budget = self._beside(staying)
         overdue = {other.number for other in partial if self.policy.is_overdue(other)}  # membership only
         if self._is_short(request, match, partial, budget) and not overdue:
             return True
@@ -48,6 +46,39 @@ class Rehearsal:
         count = budget.fit(match.computed, wanted, self.policy.chunk_tokens_max) if budget.tokens > 0 else 0
         return count == wanted or (count > 0 and unfinished < self.policy.partial_prefills_max)
 
+    def stands_back(self, start: Start, staying: Sequence[Request], started: Sequence[Start]) -> bool:
+        """The next block it needs is announced as its turn comes, and it has not waited for one too often (replica.starting)."""
+        request, match = start
+        awaited = self.kv.awaited(request, match)
+        waits = awaited is not None and request.history.shared_waits < self.policy.shared_waits_max
+        return waits and awaited in self._announced(request, staying, started)
+
+    def _announced(self, request: Request, staying: Sequence[Request], started: Sequence[Start]) -> set[bytes]:
+        """What the overdue and those `started` write before `request`; and what everybody else who is partly computed is about to write,
+        unless `request` starts before all of them."""
+        overdue = [other for other in staying if not other.decodes and self.policy.is_overdue(other)]
+        overdue.sort(key=lambda other: (-other.history.left_out, other.number))
+        partial = [other for other in staying if not other.decodes and not self.policy.is_overdue(other)]
+        urgency = min((other.priority for other in partial), default=request.priority + 1)
+        budget = self._beside(staying)
+        keys = set[bytes]()
+        for other in overdue:
+            keys.update(self._filled(other, other.keyed, other.computed + self._take(budget, other, other.computed)))
+        for before in (True, False):
+            for other, found in started:
+                if (other.priority < urgency) == before:
+                    keys.update(self._filled(other, len(found.hits), found.computed + self._take(budget, other, found.computed)))
+            if before and request.priority >= urgency:
+                for other in partial:
+                    keys.update(self._filled(other, other.keyed, min(len(other.tokens), other.computed + budget.tokens)))
+        return keys
+
+    def _filled(self, request: Request, keyed: int, end: int) -> list[bytes]:
+        return request.keys[keyed : end // self.kv.block_size]
+
+    def _beside(self, staying: Sequence[Request]) -> ChunkBudget:
+        return self.budget_beside(_decodes(other for other in staying if other.decodes))
+
     def _take(self, budget: ChunkBudget, request: Request, computed: int) -> int:
         count = budget.fit(computed, len(request.tokens) - computed, self.policy.chunk_tokens_max)
         if count:
@@ -61,15 +92,6 @@ class Rehearsal:
         half = budget.half(max(other.computed for other in partial))
         wanted = len(request.tokens) - match.computed
         return half.tokens > 0 and half.fit(match.computed, wanted, self.policy.chunk_tokens_max) == wanted
-
-    def _stands_back(self, request: Request, match: Match, writers: Iterable[Request]) -> bool:
-        """The next block it needs is one that another is going to write, and it has not waited for that too often."""
-        position = len(match.hits)
-        if position >= min(len(request.keys), (len(request.tokens) - 1) // self.block_size):
-            return False
-        key = request.keys[position]
-        waits = request.history.shared_waits < self.policy.shared_waits_max
-        return waits and any(position < len(other.keys) and other.keys[position] == key for other in writers)
 
 
 def _decodes(requests: Iterable[Request]) -> Shape:

@@ -55,7 +55,13 @@ class History:
     bypasses: int = 0  # later requests that were started before this one
     left_out: int = 0  # steps in a row in which it was partly computed and had no chunk
     shared_waits: int = 0  # steps it stood back for a block that another request was writing
+    stood_back_at_step: int | None = None  # the last of them
     suspect_until: int = 0  # it was in a step that failed: runs alone until `computed` gets here
+
+    def stand_back(self, step_id: int) -> None:
+        """For a block that another writes in this step; counts once a step."""
+        self.shared_waits += self.stood_back_at_step != step_id
+        self.stood_back_at_step = step_id
 
 
 @dataclass(slots=True)

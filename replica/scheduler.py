@@ -65,7 +65,7 @@ class Scheduler:
         roster, policy = self._roster, self._policy
         if policy.by_priority and roster.waiting:
             budget_beside = partial(self._budget, coefficients, slo_s=policy.inter_token_slo_s)
-            make_room_for_urgent(roster, Rehearsal(policy, budget_beside, roster.kv.block_size))
+            make_room_for_urgent(roster, Rehearsal(policy, budget_beside, roster.kv))
         short_of_pages = make_room_for_growth(roster, choose_victim)
         builder, unfinished = self._decodes()
         budget = self._budget(coefficients, builder.shape(), policy.inter_token_slo_s)

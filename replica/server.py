@@ -54,11 +54,12 @@ class ReplicaServer:
         group: RankGroup | None = None,
         link_limits: LinkLimits | None = None,
         tls: ssl.SSLContext | None = None,
-        step_time: StepTimeCoefficients | None = None,
+        recall_step_time: Callable[[tuple[str, ...]], StepTimeCoefficients | None] | None = None,
     ) -> None:
         """`runner` replaces the configured one; `group`: this is rank 0 of it, the other ranks run parallel.broadcast.rank_main.
 
-        `step_time`: what steps of a replica like this one take. With it the warm-up measures nothing.
+        `recall_step_time`, given what computes (the model's files and the kernels in words), says what steps of a replica like this one
+        take, if anybody has measured: then the warm-up measures nothing. It is called once, in the engine's thread, and not for a mock.
         """
         self._config = config
         self._replica_id = replica_id
@@ -69,7 +70,7 @@ class ReplicaServer:
         self._group = group
         self._link_limits = link_limits
         self._tls = tls
-        self._step_time = step_time
+        self._recall_step_time = recall_step_time
         self.epoch = time.time_ns()
         self._parts: _Parts | None = None
 
@@ -199,6 +200,11 @@ class ReplicaServer:
         """What computes, and why it, in one line; '' for a mock."""
         return str(getattr(_innermost(self._started().runner), "kernels", ""))
 
+    def _known(self, held: object) -> StepTimeCoefficients | None:
+        if self._recall_step_time is None:
+            return None
+        return self._recall_step_time(tuple(str(getattr(held, name, "")) for name in ("fingerprint", "revision", "dtype", "kernels")))
+
     async def _assemble(self, runner: Runner, thread: EngineThread) -> _Parts:
         held = _innermost(runner)  # a real model says what it is; a mock is called after the configuration
         model = self._config.served_model_name or str(getattr(held, "model", self._config.model.rstrip("/").rsplit("/", 1)[-1]))
@@ -206,7 +212,7 @@ class ReplicaServer:
         known = None
         if held is not self._given_runner and not isinstance(held, MockRunner):  # a mock's steps take what they are told to
             began_s = time.monotonic()
-            known = await asyncio.wrap_future(thread.submit(lambda: warm_up(runner, self._config, time.monotonic, self._step_time)))
+            known = await asyncio.wrap_future(thread.submit(lambda: warm_up(runner, self._config, time.monotonic, self._known(held))))
             if self._on_stage is not None:
                 self._on_stage("warm-up", time.monotonic() - began_s)
         block_bytes = int(getattr(held, "kv_block_bytes", 0))

@@ -106,7 +106,7 @@ class Starting:
             return None  # it has just yielded, or does so already
         match = self._roster.kv.match(request)
         if match.pending and history.shared_waits < self._policy.shared_waits_max:
-            history.shared_waits += 1
+            history.stand_back(self._roster.step_id)
             self._stood_back.add(request.number)
             return None
         return match

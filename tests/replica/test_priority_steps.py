@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -13,9 +14,9 @@ from replica.contract.messages import FinishReason, GenerateRequest, SamplingPar
 from replica.engine import Engine
 from replica.mock_runner import MockRunner
 from replica.rehearsal import Rehearsal
-from replica.request import Request
+from replica.request import History, Request
 from replica.roster import Roster
-from replica.scheduling_policy import BYPASSES_MAX, SchedulingPolicy
+from replica.scheduling_policy import BYPASSES_MAX, SHARED_WAITS_MAX, SchedulingPolicy
 from replica.starting import Starting
 
 # --- a partly computed prompt holds pages, so it moves however many more urgent ones come ---------------------------------
@@ -147,8 +148,64 @@ def test_somebody_yields_only_where_the_urgent_one_starts(kind: str, preemptions
     assert yielded_beside(kind) == preemptions
 
 
-def yields_in_vain(seed: int, patch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Of a random mix with a small token budget: yields to urgent ones, and those after which nobody more urgent started."""
+def yielded_beside_a_writer(
+    *, writer: int = 5, urgent: int = 0, shared: int = 90, steps: int = 1, scored: bool = False, **options: object
+) -> int:
+    """Preemptions in `steps` steps after an urgent one has come that begins as a partly computed prompt does, which writes a block a step.
+
+    The slots are taken by that one and a less urgent decode."""
+    engine = {"scheduling_policy": "priority", "long_prefill_token_threshold": 16, **options}
+    driver = Driver(PagedRunner(limits(1024, seqs=2, budget=64)), **engine)
+    driver.add(ids(1, 3), 200, priority=9)
+    driver.step()
+    driver.add(ids(2, 2000), 1, priority=writer)
+    driver.step()
+    scoring = {"prompt_logprobs": 1} if scored else {}
+    driver.add([*ids(2, shared), *ids(7, 9)], 1, priority=urgent, **scoring)
+    for _ in range(steps):
+        driver.step()
+    started = [row.request for row in driver.runner.steps[-1].rows]
+    assert (2 in started) == bool(driver.engine.roster.preemptions)
+    return driver.engine.roster.preemptions
+
+
+@pytest.mark.parametrize(
+    ("preemptions", "case"),
+    [
+        (1, {"writer": 5, "urgent": 0}),  # it starts before the prompt that would write its block goes on
+        (0, {"writer": 5, "urgent": 5}),  # after it: that block is worth waiting for
+        (0, {"writer": 0, "urgent": 5}),
+        (1, {"writer": 0, "urgent": 5, "enable_prefix_caching": False}),  # no block is ever shared
+        (1, {"writer": 0, "urgent": 5, "scored": True}),  # it computes every token itself
+    ],
+)
+def test_somebody_yields_to_one_that_need_not_stand_back(preemptions: int, case: dict[str, int]) -> None:
+    assert yielded_beside_a_writer(**case) == preemptions
+
+
+def test_it_stands_back_as_often_as_the_bound_says_and_then_somebody_yields() -> None:
+    waited = {"writer": 0, "urgent": 5, "shared": 1600}
+    assert yielded_beside_a_writer(**waited, steps=SHARED_WAITS_MAX) == 0
+    assert yielded_beside_a_writer(**waited, steps=SHARED_WAITS_MAX + 1) == 1
+
+
+def test_a_wait_that_is_not_counted_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test above."""
+    monkeypatch.setattr(History, "stand_back", lambda history, step_id: None)
+    assert yielded_beside_a_writer(writer=0, urgent=5, shared=1600, steps=SHARED_WAITS_MAX + 1) == 0
+
+
+def test_who_stands_back_in_the_step_gets_nobodys_place_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the tests above: the place is taken, and the step does not start it."""
+    monkeypatch.setattr(Rehearsal, "stands_back", lambda rehearsal, start, staying, started: False)
+    with pytest.raises(AssertionError):
+        yielded_beside_a_writer(writer=0, urgent=5)
+
+
+def yields_in_vain(seed: int, patch: pytest.MonkeyPatch, *, alike: bool = False) -> tuple[int, int]:
+    """Of a random mix with a small token budget: yields to urgent ones, and those after which nobody more urgent started.
+
+    `alike`: prompts begin with the same tokens."""
     random = Random(seed)
     block = random.choice((1, 4, 16))
     runner = MockRunner(limits(random.randint(60, 160) // block, block=block, seqs=random.randint(2, 6), budget=random.randint(4, 8)))
@@ -180,6 +237,8 @@ def yields_in_vain(seed: int, patch: pytest.MonkeyPatch) -> tuple[int, int]:
     patch.setattr(scheduler, "make_room_for_urgent", for_urgent)
     for i in range(20):
         prompt = tuple(ids(random.choice((i + 9, i % 3)), random.randint(1, 40)))
+        if alike:
+            prompt = (*ids(random.randint(1, 2), 30), *prompt[:9])
         scores = random.choice((None, None, 1))
         sampling = SamplingParams(seed=i, max_tokens=random.randint(1, 16), ignore_eos=True, prompt_logprobs=scores)
         message = GenerateRequest(i, str(i), 0, prompt, (), sampling, priority=random.randint(-1, 2))
@@ -198,10 +257,77 @@ def test_in_random_mixes_nobody_yields_in_vain(monkeypatch: pytest.MonkeyPatch) 
     assert sum(yields for yields, _ in found) > 60 and sum(vain for _, vain in found) == 0
 
 
+def test_in_random_mixes_of_prompts_that_begin_alike_nobody_yields_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [yields_in_vain(seed, monkeypatch, alike=True) for seed in range(120)]
+    assert sum(yields for yields, _ in found) > 60 and sum(vain for _, vain in found) == 0
+
+
+def test_in_random_mixes_some_would_yield_to_one_that_stands_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rehearsal, "stands_back", lambda rehearsal, start, staying, started: False)
+    with pytest.MonkeyPatch.context() as patch:
+        assert sum(yields_in_vain(seed, patch, alike=True)[1] for seed in range(120)) > 1
+
+
 def test_in_random_mixes_without_the_rehearsal_some_yield_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rehearsal, "gets_a_chunk", lambda rehearsal, start, staying, started: True)
     with pytest.MonkeyPatch.context() as patch:
         assert sum(yields_in_vain(seed, patch)[1] for seed in range(20)) > 5
+
+
+# --- what starts is counted with the blocks it shares --------------------------------------------------------------------
+
+
+def yields_for_two(blocks: int, slots: int, urgent: Sequence[Sequence[int]], *, cached: bool = False, also: int = 3) -> list[int]:
+    """Numbers of those preempted in the step after two urgent ones have come to a less urgent decode of 10 full blocks and one more
+    (`cached`: it has left), beside which two more urgent decodes run, the first with a prompt of `also` tokens."""
+    driver = Driver(PagedRunner(limits(blocks, seqs=slots, budget=512)), scheduling_policy="priority")
+    driver.add(WRITTEN, 1 if cached else 40, priority=9)
+    driver.step()
+    driver.add(ids(2, also), 100, priority=8)
+    driver.add(ids(3, 3), 100, priority=7)
+    driver.step()
+    for priority, prompt in enumerate(urgent):
+        driver.add(prompt, 1, priority=priority)
+    driver.step()
+    yielded = [request.number for request in driver.engine.roster.waiting if request.history.preemptions]
+    driver.run()
+    return sorted(yielded)
+
+
+WRITTEN = ids(1, 160)
+SHARING = [[*WRITTEN, *ids(4, 25)], [*WRITTEN, *ids(5, 25)]]  # 10 blocks with what is written, and 2
+OTHER = ids(6, 185)
+
+
+def test_a_hit_in_a_page_of_one_that_has_yielded_is_counted_for_the_next() -> None:
+    assert yields_for_two(21, 3, [SHARING[0], OTHER]) == [0]
+
+
+def test_with_what_was_found_before_he_yielded_another_yields_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test above."""
+    monkeypatch.setattr(making_room, "_matched_anew", lambda roster, started: started)
+    monkeypatch.setattr(making_room, "_takes", lambda pool, starts: [(request, match.needed) for request, match in starts])
+    assert yields_for_two(21, 3, [SHARING[0], OTHER]) == [0, 1]
+
+
+def test_a_page_that_is_copied_now_that_there_is_room_is_counted_for_the_next() -> None:
+    assert yields_for_two(13, 3, [WRITTEN, ids(6, 20)]) == [0]
+
+
+def test_without_another_look_the_copied_page_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test above."""
+    monkeypatch.setattr(making_room, "_matched_anew", lambda roster, started: started)
+    assert yields_for_two(13, 3, [WRITTEN, ids(6, 20)]) == [0, 1]
+
+
+def test_a_page_that_one_about_to_start_shares_does_not_come_back() -> None:
+    assert yields_for_two(21, 5, [SHARING[0], OTHER]) == []
+    assert yields_for_two(26, 5, [SHARING[0], OTHER]) == [0]  # one page of his is not shared, and one is lacking
+
+
+def test_what_two_share_is_counted_once() -> None:
+    assert yields_for_two(27, 5, SHARING, cached=True, also=150) == []
+    assert yields_for_two(27, 5, [SHARING[0], OTHER], cached=True, also=150) == [1]
 
 
 # --- a scored prompt moves by a token a step, whatever the budget --------------------------------------------------------

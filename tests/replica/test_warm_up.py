@@ -171,11 +171,23 @@ async def test_what_a_server_is_told_is_what_it_predicts_with(monkeypatch: pytes
         heard.append(known)
         return StepTimeFit(known or PRIOR)
 
+    asked: list[tuple[str, ...]] = []
+
+    def recall(computes: tuple[str, ...]) -> StepTimeCoefficients:
+        asked.append(computes)
+        return SLOW
+
+    def runner(config: EngineConfig) -> MockRunner:
+        held = MockRunner.from_config(config)
+        held.fingerprint, held.kernels = "weights", "C++ step"  # type: ignore[attr-defined]
+        return held
+
     monkeypatch.setattr("replica.server.warm_up", listening)
-    monkeypatch.setattr("replica.server.MockRunner", type("NoMock", (), {"from_config": lambda config: MockRunner.from_config(config)}))
-    server = ReplicaServer(EngineConfig(runner="mock"), replica_id="r", secret=b"s", step_time=SLOW)
+    monkeypatch.setattr("replica.server.MockRunner", type("NoMock", (), {"from_config": runner}))
+    server = ReplicaServer(EngineConfig(runner="mock"), replica_id="r", secret=b"s", recall_step_time=recall)
     await server.start()
     try:
+        assert asked == [("weights", "", "", "C++ step")]  # and so of another model or other kernels it is told nothing
         assert heard == [SLOW] and server.step_time == SLOW
     finally:
         await server.stop()
