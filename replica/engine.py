@@ -68,7 +68,7 @@ class Engine:
         self._limits = msgspec.structs.replace(runner.limits, step_slo_s=config.inter_token_slo_ms / 1000)
         self._clock = clock
         self._kv_block_bytes = kv_block_bytes
-        policy = SchedulingPolicy.of(config)
+        policy = self._policy = SchedulingPolicy.of(config)
         kv = KvManager(num_blocks=self._limits.num_blocks, block_size=self._limits.block_size, caching=config.enable_prefix_caching)
         self.roster = Roster(kv, policy, min(self._limits.max_num_seqs, self._limits.max_num_batched_tokens))
         self._scheduler = Scheduler(self.roster, policy, self._limits.max_num_batched_tokens)
@@ -78,7 +78,6 @@ class Engine:
         self._intake = Intake(self._limits, policy, model_name, revision, runner.eos_token_ids, mask_of)
         self._departures = Departures(self.roster, self.ledger, self._outbox)
         self._current: tuple[Plan, float] | None = None  # the step that runs, and when it began
-        self._short_tokens = self._limits.max_num_batched_tokens // 2 if policy.batching == "adaptive" else None
         self._expected = False  # the next one has been planned already
         self._always_ahead = bool(config.async_scheduling)
         self._progress = 0
@@ -94,12 +93,13 @@ class Engine:
 
     # --- requests in ------------------------------------------------------------------------------------------------
 
-    def submit(self, owner: int, request: GenerateRequest) -> Bounce | None:
-        """Accept `request` (None), or say why not; a bounced request leaves no trace."""
+    def submit(self, owner: int, request: GenerateRequest, arrived_s: float | None = None) -> Bounce | None:
+        """Accept `request` (None), or say why not; a bounced request leaves no trace. It came at `arrived_s`, if not now."""
         waiting = len(self.roster.waiting)
         if self.ledger.find(owner, request.attempt) is not None:
             return Bounce(request.attempt, BounceReason.BAD_REQUEST, f"attempt {request.attempt} is already here")
-        taken = self._intake.take(owner, request, number=self.ledger.accepted, waiting=waiting, now_s=self._clock())
+        came_s = self._clock() if arrived_s is None else arrived_s
+        taken = self._intake.take(owner, request, number=self.ledger.accepted, waiting=waiting, now_s=came_s)
         if isinstance(taken, Bounce):
             return taken
         self.ledger.open(taken)
@@ -193,7 +193,8 @@ class Engine:
             self.roster,
             progress=self._progress,
             step_time=self.step_time,
-            short_tokens=self._short_tokens,
+            policy=self._policy,
+            limits=self._limits,
             current=None if self._current is None else self._current[0],
             draining=draining,
             block_bytes=self._kv_block_bytes,

@@ -48,7 +48,7 @@ class SteppedEngine(Protocol):
     @property
     def predicted_step_s(self) -> float: ...
 
-    def submit(self, owner: int, request: GenerateRequest) -> Bounce | None: ...
+    def submit(self, owner: int, request: GenerateRequest, arrived_s: float | None = None) -> Bounce | None: ...
 
     def cancel(self, owner: int, attempt: int) -> object: ...
 
@@ -130,7 +130,7 @@ class EngineLoop:
         self._deliver = deliver
         self._clock = clock
         attempts_max = 2 * (runner.limits.max_waiting + runner.limits.max_num_seqs)
-        self.inbox = Inbox(submits_max=runner.limits.max_waiting, cancels_max=attempts_max)
+        self.inbox = Inbox(submits_max=runner.limits.max_waiting, cancels_max=attempts_max, clock=clock)
         self._thread = thread or EngineThread()
         self._ahead = ahead
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -257,20 +257,20 @@ class EngineLoop:
         self._engine.plan_ahead()
         return wait if isinstance(wait, Exception) else _tried(wait)
 
-    def _submit(self, submits: Sequence[tuple[int, GenerateRequest]]) -> tuple[Accepted, Bounced]:
+    def _submit(self, submits: Sequence[tuple[int, GenerateRequest, float]]) -> tuple[Accepted, Bounced]:
         accepted: list[tuple[int, int]] = []
         bounces: list[tuple[int, Bounce]] = []
-        for owner, request in submits:
-            bounce = self._submit_one(owner, request)
+        for owner, request, arrived_s in submits:
+            bounce = self._submit_one(owner, request, arrived_s)
             if bounce is None:
                 accepted.append((owner, request.attempt))
             else:
                 bounces.append((owner, bounce))
         return tuple(accepted), tuple(bounces)
 
-    def _submit_one(self, owner: int, request: GenerateRequest) -> Bounce | None:
+    def _submit_one(self, owner: int, request: GenerateRequest, arrived_s: float) -> Bounce | None:
         try:
-            return self._engine.submit(owner, request)
+            return self._engine.submit(owner, request, arrived_s)
         except Exception as error:  # a request that the engine cannot even look at must not end the others
             _log.exception("submit failed", request=request.request_id)
             return Bounce(attempt=request.attempt, reason=BounceReason.BAD_REQUEST, message=f"{type(error).__name__}: {error}")

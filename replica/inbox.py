@@ -6,6 +6,8 @@ A cancel meets its request wherever that is: still here (withdrawn, the engine n
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from replica.contract.messages import GenerateRequest
@@ -22,7 +24,7 @@ class Cancels:
 @dataclass(frozen=True, slots=True)
 class Commands:
     cancels: Cancels
-    submits: tuple[tuple[int, GenerateRequest], ...]
+    submits: tuple[tuple[int, GenerateRequest, float], ...]  # (owner, request, when it came)
     snapshots: tuple[int, ...]  # owners that want one
 
     @property
@@ -33,11 +35,13 @@ class Commands:
 class Inbox:
     """Safe to use from any thread. `condition` guards everything and is notified when something arrives."""
 
-    def __init__(self, *, submits_max: int, cancels_max: int) -> None:
+    def __init__(self, *, submits_max: int, cancels_max: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: the engine's."""
         self.condition = threading.Condition()
         self._submits_max = submits_max
         self._cancels_max = cancels_max
-        self._submits: dict[tuple[int, int], GenerateRequest] = {}
+        self._clock = clock
+        self._submits: dict[tuple[int, int], tuple[GenerateRequest, float]] = {}
         self._cancels: dict[tuple[int, int], None] = {}
         self._owners: dict[int, None] = {}
         self._snapshots: dict[int, None] = {}
@@ -47,7 +51,7 @@ class Inbox:
         with self.condition:
             if len(self._submits) >= self._submits_max:
                 return False
-            self._submits[owner, request.attempt] = request
+            self._submits[owner, request.attempt] = (request, self._clock())
             self.condition.notify()
             return True
 
@@ -82,7 +86,7 @@ class Inbox:
 
     def take(self) -> Commands:
         with self.condition:
-            submits = tuple((owner, request) for (owner, _), request in self._submits.items())
+            submits = tuple((owner, request, came_s) for (owner, _), (request, came_s) in self._submits.items())
             snapshots = tuple(self._snapshots)
             self._submits.clear()
             self._snapshots.clear()

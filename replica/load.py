@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from replica.contract.messages import LoadReport
+from replica.contract.messages import EngineLimits, LoadReport
+from replica.contract.step_time import chunk_tokens
 from replica.plan import Plan, Shape
 from replica.roster import Roster
+from replica.scheduling_policy import SchedulingPolicy
+from replica.starting import may_pass
 from replica.step_time_fit import StepTimeFit
 
 
@@ -13,15 +16,13 @@ def load_report(
     *,
     progress: int,
     step_time: StepTimeFit,
-    short_tokens: int | None,
+    policy: SchedulingPolicy,
+    limits: EngineLimits,
     current: Plan | None,
     draining: bool,
     block_bytes: int,
 ) -> LoadReport:
-    """State now. `current` is the step that runs, if one does; else the predicted step is one token for everyone who runs.
-
-    `short_tokens`: of the longest prompt that passes partly computed ones; None: the order is kept.
-    """
+    """State now. `current` is the step that runs, if one does; else the predicted step is one token for everyone who runs."""
     pool = roster.kv.pool
     size = roster.kv.block_size
     context = 0
@@ -32,6 +33,7 @@ def load_report(
         lacking = len(request.tokens) - computed
         if lacking > 1:
             queued += lacking
+    short_tokens = _short_tokens(roster, policy, step_time, limits, context)
     short = 0
     for request in roster.waiting:
         lacking = max(1, len(request.tokens) - request.history.known_hits * size)
@@ -57,3 +59,20 @@ def load_report(
         busy_s=step_time.busy_s,
         foreseen_s=step_time.foreseen_s,
     )
+
+
+def _short_tokens(roster: Roster, policy: SchedulingPolicy, step_time: StepTimeFit, limits: EngineLimits, context: int) -> float | None:
+    """Of the longest prompt that passes longer ones now; None: the order is kept."""
+    longest = may_pass(roster, policy)
+    if longest is None:
+        return None
+    half = chunk_tokens(
+        step_time.coefficients,
+        decodes=len(roster.running),
+        context_tokens=context,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        step_slo_s=limits.step_slo_s,
+        spread=step_time.spread,
+        block_size=limits.block_size,
+    )
+    return min(half / 2, longest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from replica.chunk_budget import ChunkBudget
 from replica.chunks import add_chunk
 from replica.growth import Forecast
@@ -146,3 +148,15 @@ class Starting:
 
     def _fit(self, request: Request, match: Match, budget: ChunkBudget) -> int:
         return budget.fit(match.computed, len(request.tokens) - match.computed, self._policy.chunk_tokens_max)
+
+
+def may_pass(roster: Roster, policy: SchedulingPolicy) -> float | None:
+    """Tokens of the longest prompt that may pass longer ones now, as far as the policy goes; None: nobody may.
+
+    Urgency has an order of its own; an aged head lets nobody pass, and who stands behind too many is not looked at.
+    """
+    if policy.batching != "adaptive" or policy.by_priority or len(roster.waiting) >= _SCAN_MAX:
+        return None
+    if any(roster.waiting.is_aged(request) for request in roster.waiting.first(1)):
+        return None
+    return math.inf if policy.chunk_tokens_max is None else policy.chunk_tokens_max

@@ -127,7 +127,7 @@ class Reception:
             return unknown_class(self._classes)
         slo = self._classes.slo(terms)
         self._standing.seen(service, terms.tenant, now)
-        least = self._least(about_tokens)
+        least = self._least(about_tokens, now)
         overrun = self.foresight.find(terms, least, arrival_s, now)
         if overrun is None:
             overrun = self._overrun(service, terms.tenant, slo, least, about_tokens, arrival_s, now)
@@ -138,10 +138,12 @@ class Reception:
             self._standing.asks(slo, about_tokens, now)
         return too_late(self._admission.turn_away(overrun, now, tokens=about_tokens))
 
-    def _least(self, about_tokens: int) -> RequestView:
-        """What waits no longer than a prompt of about so many tokens: where half a step does not hold them, it passes nobody."""
+    def _least(self, about_tokens: int, now: float) -> RequestView:
+        """What waits no longer than a prompt of about so many tokens: where half a step does not hold what no cache has of them, by
+        what others have found there lately, it passes nobody."""
         candidates = self._fleet.routable()
-        is_long = bool(candidates) and about_tokens > candidates[0].view.limits.max_num_batched_tokens // 2
+        new_tokens = about_tokens - max(0.0, -self._fleet.hits.least(now))
+        is_long = bool(candidates) and new_tokens > candidates[0].view.limits.max_num_batched_tokens // 2
         return LEAST_IN_ORDER if is_long else LEAST
 
     def _overrun(

@@ -42,7 +42,7 @@ class EngineReplica:
         fit = StepTimeFit(told or profile.step_time)
         self._engine = Engine(self._runner, config, MODEL, "", lambda: self._now, step_time=fit)
         self._step: Step | None = None
-        self._submits: list[tuple[int, GenerateRequest]] = []
+        self._submits: list[tuple[int, GenerateRequest, float]] = []
         self._accepted: list[tuple[int, int]] = []
         self._bounces: list[tuple[int, Bounce]] = []
 
@@ -59,14 +59,14 @@ class EngineReplica:
         return len(self._engine.ledger) + len(self._submits)
 
     def submit(self, owner: int, request: GenerateRequest, now: float) -> None:
-        self._submits.append((owner, request))
+        self._submits.append((owner, request, now))
 
     def cancel(self, owner: int, attempt: int) -> None:
-        self._submits = [(to, one) for to, one in self._submits if (to, one.attempt) != (owner, attempt)]
+        self._submits = [each for each in self._submits if (each[0], each[1].attempt) != (owner, attempt)]
         self._engine.cancel(owner, attempt)
 
     def cancel_owner(self, owner: int) -> None:
-        self._submits = [(to, one) for to, one in self._submits if to != owner]
+        self._submits = [each for each in self._submits if each[0] != owner]
         self._engine.cancel_owner(owner)
 
     def begin(self, now: float) -> float | None:
@@ -74,8 +74,8 @@ class EngineReplica:
             return None
         self._now = now
         submits, self._submits = self._submits, []
-        for owner, request in submits:
-            bounce = self._engine.submit(owner, request)
+        for owner, request, came_s in submits:
+            bounce = self._engine.submit(owner, request, came_s)
             if bounce is None:
                 self._accepted.append((owner, request.attempt))
             else:

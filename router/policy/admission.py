@@ -207,9 +207,9 @@ class Admission:
         return Shed(self.jittered(wait_s), overrun.expected_s, overrun.limit_s, overrun.kind)
 
     def is_about_dry(self, one: Outlay, now: float) -> bool:
-        """It will soon have nothing more to do than what is in its steps now. `one`: of the least request."""
+        """The step after the one that runs would be half empty, whoever passes whom."""
         forecast = one.candidate.forecast
-        return one.is_empty or one.wait_s(0.5, now) - forecast.left_s <= LEAN_STEPS * forecast.grain_s
+        return one.is_empty or one.waits.scale(now) * forecast.after_s <= LEAN_STEPS * forecast.grain_s
 
     def jittered(self, seconds: float) -> float:
         return seconds * (1.0 + _JITTER * self._random.random())

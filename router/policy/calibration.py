@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from functools import cache
+from statistics import NormalDist
 
 from router.policy.prediction import LENGTHS
 
@@ -21,9 +23,14 @@ _PRIOR_S = 0.5  # seconds of agreement that a new replica starts with
 _FORGET = 0.985
 _SCALE_MAX = 8.0
 _HALF_LIFE_S = 30.0  # a scale that is no longer fed returns to 1: a wrong model never refuses for ever
-# Cold: as if off by up to one unit below and one and four tenths above. A promise broken is worse than one not made. What is
-# seen takes the place of the widest first: doubt shrinks with every outcome, on both sides alike.
-_PRIOR_RESIDUALS = tuple(each for i in range(7, -1, -1) for each in (1.4 * i / 7, -i / 7))
+# Cold: as if off by up to one unit below and a little more above, one in fifty by one and four tenths. A promise broken is worse than
+# one not made. What is seen takes the place of the widest first: doubt shrinks with every outcome, on both sides alike.
+_PRIOR_RESIDUALS = tuple(each for i in range(7, -1, -1) for each in (1.1 * i / 7, -i / 7))
+
+
+@cache
+def _normal(quantile: float) -> float:
+    return NormalDist().inv_cdf(quantile)
 
 
 class Calibration:
@@ -75,10 +82,17 @@ class Calibration:
         insort(self._sorted, residual)
 
     def _residual(self, quantile: float) -> float:
-        """Linear between order statistics, of which the k-th of n is above the next value with probability k / (n + 1)."""
-        position = min(max(0.0, quantile * (len(self._sorted) + 1) - 1), len(self._sorted) - 1.0)
+        """Linear between order statistics, of which the k-th of n is above the next value with probability k / (n + 1).
+
+        Above the greatest of them, as of a normal distribution: sixteen values do not show what one in fifty exceeds.
+        """
+        count = len(self._sorted)
+        if quantile > count / (count + 1):
+            median = self._sorted[count // 2]
+            return median + (self._sorted[-1] - median) * _normal(quantile) / _normal(count / (count + 1))
+        position = min(max(0.0, quantile * (count + 1) - 1), count - 1.0)
         low = int(position)
-        high = min(low + 1, len(self._sorted) - 1)
+        high = min(low + 1, count - 1)
         return self._sorted[low] + (position - low) * (self._sorted[high] - self._sorted[low])
 
 

@@ -20,6 +20,7 @@ from router.policy.incarnation import Incarnation
 from router.policy.known import Known
 from router.policy.likely import likely
 from router.policy.load import Lease, ReplicaView
+from router.policy.of_late import LeastOfLate
 from router.policy.popularity import Popularity
 from router.policy.prediction import Coverage, Prediction
 from router.policy.prefix_index import PrefixIndex
@@ -28,6 +29,7 @@ from router.policy.request_view import RequestView
 from router.policy.scoring import Candidate
 
 SCORED_MAX = 16  # above it: the longest hits and a random sample, so that the cost of a choice does not grow with the fleet
+HIT_S = 300.0  # a prefix that was found counts for so long, and at most twice as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Fleet:
         self.seen = False  # a replica has ever been connected: until then the fleet is loading
         self.hits_predicted_tokens = 0
         self.hits_actual_tokens = 0
+        self.hits = LeastOfLate(HIT_S)  # tokens that prompts found in a cache, negative: the least is the longest
         self.coverage = Coverage(admission_quantile)
         self.lies = Lies()
         self._flaps = Flaps()
@@ -209,6 +212,7 @@ class Fleet:
         if delta.cached_tokens is not None:
             self.hits_predicted_tokens += lease.cached_tokens
             self.hits_actual_tokens += delta.cached_tokens
+            self.hits.see(-float(delta.cached_tokens), now)
         if delta.waited_s is not None:
             known.calibrations.wait.observe(lease.predicted_wait_s, delta.waited_s, lease.grain_s, now)
             if lease.prediction is not None:

@@ -12,6 +12,7 @@ import math
 
 import msgspec
 
+from replica.contract.step_time import chunk_tokens
 from router.policy.load import ReplicaView
 from router.policy.request_view import RequestView
 
@@ -36,7 +37,7 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     service_s: float  # by how much it delays whoever comes after it
     token_s: float = 0.0  # of that, per token to prefill
     alone_tpot_s: float = 0.0  # a step's time if it had the replica to itself
-    left_s: float = 0.0  # of the step that runs
+    after_s: float = 0.0  # of the wait, in order, what is left when the step that runs has ended
     idle_s: float = 0.0  # until all who are there now are through
 
 
@@ -103,11 +104,17 @@ def _outlook(view: ReplicaView, there: int, output_tokens: float) -> Outlook:
     context = load.context_tokens + queued / 2
     base_s = k.a + k.c * decodes + k.d * context
     slope_s = k.b + k.e * context / max(1.0, decodes)
-    chunk = max(1.0, limits.max_num_batched_tokens - decodes)
-    if limits.step_slo_s is not None and slope_s > 0:
-        chunk = min(chunk, max(float(limits.block_size), (limits.step_slo_s / (1.0 + load.step_spread) - base_s) / slope_s))
+    chunk = chunk_tokens(
+        k,
+        decodes=decodes,
+        context_tokens=context,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        step_slo_s=limits.step_slo_s,
+        spread=load.step_spread,
+        block_size=limits.block_size,
+    )
     began_s, early = _running_step(view)
-    running = 0.0 if began_s is None else min(chunk, load.queued_prefill_tokens + early)
+    running = 0.0 if began_s is None else min(chunk, load.queued_prefill_tokens + sum(early))
     backlog = queued - running
     full_s = base_s + slope_s * min(chunk, queued)
     steps = backlog // chunk
@@ -115,7 +122,8 @@ def _outlook(view: ReplicaView, there: int, output_tokens: float) -> Outlook:
     before = backlog
     if load.short_prefill_tokens is not None:
         own = sum(lease.new_tokens for lease in view.pending.values() if lease.new_tokens <= half)
-        before = min(backlog, load.short_prefill_tokens + own)
+        computed = min(half, running, load.short_prefill_tokens + sum(tokens for tokens in early if tokens <= half))
+        before = min(backlog, load.short_prefill_tokens + own - computed)
     if before == backlog:
         half = 0.0  # there are none to pass
     return Outlook(
@@ -137,18 +145,18 @@ def _outlook(view: ReplicaView, there: int, output_tokens: float) -> Outlook:
     )
 
 
-def _running_step(view: ReplicaView) -> tuple[float | None, int]:
-    """When it began, and tokens of own work that it prefills and that no report has counted: what had come when it began.
+def _running_step(view: ReplicaView) -> tuple[float | None, list[int]]:
+    """When it began, and own work that had come then and that no report has counted, in tokens to prefill.
 
-    A replica reports between steps and begins the next one at once; an idle one begins with the first that comes.
+    A replica reports between steps and begins the next one at once; an idle one begins with the first that comes, or that came
+    while its last step ran.
     """
-    if view.load.running + view.load.waiting:
-        began_s: float | None = view.stepped_s
-    else:
-        began_s = min((lease.dispatched_s for lease in view.pending.values()), default=None)
-    if began_s is None:
-        return None, 0
-    return began_s, sum(lease.new_tokens for lease in view.pending.values() if lease.dispatched_s <= began_s)
+    began_s = view.stepped_s
+    if not view.load.running + view.load.waiting:
+        if not view.pending:
+            return None, []
+        began_s = max(began_s, min(lease.dispatched_s for lease in view.pending.values()))
+    return began_s, [lease.new_tokens for lease in view.pending.values() if lease.dispatched_s <= began_s]
 
 
 def fits(view: ReplicaView, request: RequestView) -> bool:
@@ -167,15 +175,16 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
     blocks = math.ceil((request.prompt_tokens + 1) / limits.block_size) - cached // limits.block_size
     passes = new <= ahead.short_tokens and ahead.short_drain_s < ahead.drain_s and request.choices == 1 and not request.in_order
     drain_s = ahead.short_drain_s if passes else ahead.drain_s
-    wait_s = drain_s
+    held_s = 0.0  # by seats or pages
     if ahead.finishes_per_s > 0:
         short = ahead.there + request.choices - limits.max_num_seqs
         if short > 0:
-            wait_s = max(wait_s, short / ahead.finishes_per_s)
+            held_s = short / ahead.finishes_per_s
         lacking = blocks * request.choices - ahead.free_blocks
         if lacking > 0:
             used = limits.num_blocks - view.load.free_blocks - view.load.evictable_blocks
-            wait_s = max(wait_s, lacking * view.load.running / max(1, used) / ahead.finishes_per_s)
+            held_s = max(held_s, lacking * view.load.running / max(1, used) / ahead.finishes_per_s)
+    wait_s = max(drain_s, held_s)
     if passes:
         own_s = ahead.base_s + ahead.slope_s * min(ahead.chunk, ahead.backlog + new)  # the longer ones have the rest of its step
     else:
@@ -191,7 +200,7 @@ def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens
     return Forecast(
         wait_s=wait_s,
         ttft_s=wait_s + own_s,
-        left_s=ahead.left_s,
+        after_s=max(ahead.drain_s, held_s) - ahead.left_s,
         score_s=wait_s + own_s - excused * ahead.slope_s,
         tpot_s=k.a
         + k.c * min(limits.max_num_seqs, ahead.there + request.choices)

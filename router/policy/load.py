@@ -60,7 +60,7 @@ class ReplicaView:
         self.fingerprint = welcome.fingerprint
         self.load: LoadReport = welcome.load
         self.reported_s = now
-        self.stepped_s = now  # when its progress last changed
+        self.stepped_s = now  # when its progress last changed, or a first step was told of
         self.leaving = False  # membership has let it go; it serves what it has until its link closes
         self.draining_since_s: float | None = now if welcome.load.draining else None
         self.pending: dict[int, Lease] = {}
@@ -70,7 +70,8 @@ class ReplicaView:
 
     def report(self, load: LoadReport, accepted: tuple[int, ...], now: float) -> None:
         """A frame came: its load counts `accepted`."""
-        if load.progress != self.load.progress:
+        was_idle = self.load.running + self.load.waiting == 0
+        if load.progress != self.load.progress or (was_idle and load.running + load.waiting > 0):
             self.stepped_s = now
         self.load = load
         self.reported_s = now

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.policy.classes import Classes, ServiceClass, Slo
+from router.policy.of_late import LeastOfLate
 from router.policy.shares import Shares
 
 
@@ -28,29 +29,6 @@ ASKED_S = 10.0  # a promise counts for so long, and at most twice as long
 _SAME = 1.05  # promises that differ by less are equal
 
 
-class Tightest:
-    """The least time that anybody asked for lately."""
-
-    def __init__(self) -> None:
-        self._least = self._before = math.inf
-        self._since_s = 0.0
-
-    def asked(self, seconds: float, now: float) -> None:
-        self._turn(now)
-        self._least = min(self._least, seconds)
-
-    def of_late(self, now: float) -> float:
-        """Infinite if nobody asked."""
-        self._turn(now)
-        return min(self._least, self._before)
-
-    def _turn(self, now: float) -> None:
-        age_s = now - self._since_s
-        if age_s >= ASKED_S:
-            self._before = self._least if age_s < 2 * ASKED_S else math.inf
-            self._least, self._since_s = math.inf, now
-
-
 _FREE = Depth()
 _LEAN = Depth(is_lean=True)
 
@@ -61,7 +39,7 @@ class Standing:
         self._tenants = Shares(weight_of)
         self._by_class = Shares(lambda name: 1.0)
         self._tightest_s = min(one.slo.queue_time_s for one in classes)
-        self._asked = Tightest()
+        self._asked = LeastOfLate(ASKED_S)
         self._floors = tuple(one for one in classes if one.floor > 0)
 
     def seen(self, service: ServiceClass, tenant: str, now: float) -> None:
@@ -79,14 +57,14 @@ class Standing:
 
     def asks(self, slo: Slo, tokens: int, now: float) -> None:
         """Of a request that came: what it was promised itself, whether or not that can be kept."""
-        self._asked.asked(slo.time_s(tokens), now)
+        self._asked.see(slo.time_s(tokens), now)
 
     def depth(self, service: ServiceClass, slo: Slo, tokens: int, tenant: str, now: float) -> Depth:
         """Of one request of so many tokens: `slo` is what it was promised itself."""
         if self.exceeds(tenant, now):
             return _LEAN
         if self._classes.patience_s(service.name, slo) <= self._tightest_s:
-            return _LEAN if slo.time_s(tokens) > _SAME * self._asked.of_late(now) else _FREE
+            return _LEAN if slo.time_s(tokens) > _SAME * self._asked.least(now) else _FREE
         return Depth(self._tightest_s) if self._is_behind(service, now) else _LEAN
 
     def behind(self, now: float) -> tuple[str, ...]:

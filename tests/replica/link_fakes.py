@@ -74,7 +74,7 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return bool(self.live or self.flushes)
 
-    def submit(self, owner: int, request: GenerateRequest) -> Bounce | None:
+    def submit(self, owner: int, request: GenerateRequest, arrived_s: float | None = None) -> Bounce | None:
         self.threads.add(threading.get_ident())
         self.submitted.append(request.attempt)
         bounce = self.on_submit(request)

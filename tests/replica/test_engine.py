@@ -13,6 +13,7 @@ from replica.contract.messages import BounceReason, FinishReason, GenerateReques
 from replica.departures import Departures
 from replica.growth import GrowthEstimate
 from replica.request import LEGAL_MOVES, IllegalMove, Request, State
+from replica.scheduling_policy import BYPASSES_MAX
 from replica.step import Outcome, RunnerLost, Step, StepResult
 
 
@@ -584,6 +585,38 @@ def test_load_is_what_the_containers_hold() -> None:
     assert driver.engine.load().free_blocks + driver.engine.load().evictable_blocks == 64
     assert driver.engine.limits.step_slo_s == pytest.approx(0.2)
     assert Driver(PagedRunner(limits(64)), batching="iteration").engine.load().short_prefill_tokens is None, "a baseline keeps the order"
+
+
+def test_what_passes_longer_prompts_is_what_the_scheduler_lets_pass() -> None:
+    def short(driver: Driver, tokens: int = 30, count: int = 1) -> int | None:
+        driver.add(ids(1, 20), 10)
+        driver.add(ids(2, 200), 10)
+        for i in range(count):
+            driver.add(ids(3 + i, tokens), 10)
+        driver.step()
+        return driver.engine.load().short_prefill_tokens
+
+    small = limits(400, seqs=2, budget=64)
+    assert short(Driver(PagedRunner(small))) == 30
+    assert short(Driver(PagedRunner(small)), tokens=33) == 0, "half a step does not hold it"
+    assert short(Driver(PagedRunner(small), long_prefill_token_threshold=16)) == 0, "a step holds no more of a prompt"
+    assert short(Driver(PagedRunner(small), scheduling_policy="priority")) is None, "urgency has an order of its own"
+    assert short(Driver(PagedRunner(small)), count=70) is None, "who stands behind 64 is not looked at"
+    aged = Driver(PagedRunner(small))
+    assert short(aged, tokens=100, count=2) == 0
+    for request in aged.engine.roster.waiting:
+        request.history.bypasses = BYPASSES_MAX
+    assert aged.engine.load().short_prefill_tokens is None, "who has been passed too often lets nobody pass"
+
+
+def test_a_request_has_waited_since_it_came() -> None:
+    driver = Driver(PagedRunner(limits(64)))
+    driver.now_s = 10.0
+    message = GenerateRequest(1, "x", 0, tuple(ids(1, 20)), (), SamplingParams(seed=1, max_tokens=2, ignore_eos=True))
+    assert driver.engine.submit(0, message, arrived_s=9.5) is None
+    output = driver.engine.step()
+    assert output is not None
+    assert output.deltas[0][1].waited_s == pytest.approx(0.5), "a step ran"
 
 
 def test_steps_have_sizes_and_times() -> None:

@@ -1,5 +1,6 @@
 """Refusals before any text is read: only where no prompt could be served in time, and counted like the others."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -220,3 +221,8 @@ def test_short_prompts_are_not_refused_for_what_long_ones_wait() -> None:
     view.report(msgspec.structs.replace(view.load, short_prefill_tokens=0), (), world.now)
     world.board.reception.foresight.forget()
     assert [refused(half), refused(half + 1), refused(half)] == [False, True, False], "what was found of one is not said of the other"
+    world.board.fleet.hits.see(-300.0, world.now)
+    assert not refused(half + 300), "others have found that much of theirs in a cache"
+    assert refused(half + 301)
+    assert refused(half + 300) is False
+    assert world.board.fleet.hits.least(world.now + 601.0) == math.inf, "lately"

@@ -99,3 +99,26 @@ def test_a_length_speaks_for_itself_once_it_has_enough() -> None:
     assert one.ttft(100) is one.ttft(3000)
     one.observe_ttft(3000, 1.0, 4.0, 0.01, now=8.0)
     assert one.ttft(100) is not one.ttft(3000)
+
+
+def covered(count: int, quantile: float = 0.98) -> float:
+    """How often the quantile holds for the next of normal errors, after `count` of them."""
+    draw = Random(1)
+    held = 0
+    for _ in range(1_500):
+        one = Calibration()
+        for _ in range(count):
+            one.observe(1.0, max(0.0, draw.gauss(1.0, 0.2)), 2.0, 0.0)  # within a grain: the scale stays 1
+        held += draw.gauss(1.0, 0.2) <= one.quantile_s(1.0, 2.0, quantile, 0.0)
+    return held / 1_500
+
+
+def test_few_observations_do_not_show_what_one_in_fifty_exceeds() -> None:
+    assert covered(16) > 0.955
+    assert covered(60) > 0.965
+
+
+def test_the_greatest_of_few_is_exceeded_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test above."""
+    monkeypatch.setattr("router.policy.calibration._normal", lambda quantile: 1.0)
+    assert covered(16) < 0.955

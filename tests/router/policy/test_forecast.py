@@ -116,6 +116,16 @@ def test_an_idle_replica_begins_with_the_first_that_comes() -> None:
     assert later.ttft_s - later.wait_s == pytest.approx(0.011 + 0.105, rel=0.02)
 
 
+def test_what_came_while_the_last_step_ran_begins_when_that_ends() -> None:
+    one = view(progress=1)
+    one.lease(Lease(1, new_tokens=90, context_tokens=90, blocks=6, dispatched_s=0.1))
+    one.lease(Lease(2, new_tokens=10, context_tokens=10, blocks=1, dispatched_s=0.2))
+    one.report(msgspec.structs.replace(one.load, progress=2), (), 1.0)  # it had nothing else
+    expected = expect(one, 10, now=1.0)
+    assert expected.wait_s == pytest.approx(0.011 + 0.1, rel=0.02), "both are in the step that begins now"
+    assert expected.ttft_s - expected.wait_s == pytest.approx(0.012 + 0.01, rel=0.02)
+
+
 # --- short prompts pass longer ones -----------------------------------------------------------------------------------
 
 
@@ -132,10 +142,17 @@ def test_a_short_prompt_passes_the_long_ones() -> None:
         assert expect(one, 40, in_order=True).wait_s > 0.9
 
 
+def test_who_passes_makes_no_replica_run_dry() -> None:
+    one = view(running=1, waiting=4, queued_prefill_tokens=1_000, short_prefill_tokens=0)
+    assert expect(one, 40).wait_s < 0.2 and expect(one, 40).after_s > 0.8, "of what waits for those who have time"
+    assert expect(view(running=1), 40).after_s == 0.0
+    assert expect(view(running=64, context_tokens=6400), 40).after_s > 0.0, "seats count"
+
+
 def test_those_as_short_keep_their_order() -> None:
     queue = {"running": 1, "waiting": 9, "queued_prefill_tokens": 2_000}
     none, some = (expect(view(**queue, short_prefill_tokens=short), 10) for short in (0, 200))
-    assert some.wait_s == pytest.approx(none.wait_s * 5, rel=0.1), "half a chunk of them in a step"
+    assert some.wait_s == pytest.approx(none.wait_s * 4, rel=0.1), "half a chunk of them in a step, and in the one that runs"
     own = view(**queue, short_prefill_tokens=0)
     for attempt, tokens in enumerate((40, 40, 40, 1_000)):
         own.lease(Lease(attempt, new_tokens=tokens, context_tokens=tokens, blocks=7, dispatched_s=0.01))

@@ -1,3 +1,5 @@
+import msgspec
+
 from replica.contract.messages import Frame
 from router.policy.fleet import Fleet
 from router.policy.forecast import Forecast
@@ -74,3 +76,11 @@ def test_leases_go_with_their_incarnation() -> None:
     assert fleet.index.coming == 0
     late = Frame(epoch=1, sequence=0, load=known.view.load, accepted=(1,))
     assert fleet.frame(second, late, 1.0) is None, "a frame of the old life"
+
+
+def test_the_first_step_of_an_idle_replica_begins_when_it_is_told_of() -> None:
+    one = view()
+    one.report(msgspec.structs.replace(one.load, running=1), (), 60.0)  # a long step is told of before it ends: no progress yet
+    assert one.stepped_s == 60.0
+    one.report(msgspec.structs.replace(one.load, waiting=1), (), 61.0)
+    assert one.stepped_s == 60.0, "a heartbeat is no step"
