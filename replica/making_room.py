@@ -58,7 +58,7 @@ def _victims_for(roster: Roster, start: Start, started: list[Start], rehearsal: 
     lacking = sum(taken for _, taken in takes) - pool.available
     lacking += sum(lacks_page(other, size) for other in roster.running)
     slots = roster.free_slots - len(started)
-    if lacking > sum(other.history.own_blocks + 1 for other in roster.running if may_yield(other, request.priority)):
+    if lacking > sum(len(other.blocks) + 1 for other in roster.running if may_yield(other, request.priority)):
         return None
     staying = list(roster.running)
     victims: list[Request] = []

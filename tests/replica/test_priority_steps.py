@@ -331,6 +331,21 @@ def test_what_two_share_is_counted_once() -> None:
     assert yields_for_two(27, 5, [SHARING[0], OTHER], cached=True, also=150) == [1]
 
 
+def test_pages_shared_with_one_that_has_left_come_back_too() -> None:
+    driver = Driver(PagedRunner(limits(18, seqs=4, budget=512)), scheduling_policy="priority")
+    driver.add(WRITTEN, 3, priority=9)
+    driver.step()
+    driver.add(SHARING[0], 4, priority=9)
+    for _ in range(3):
+        driver.step()
+    (left_over,) = driver.engine.roster.running
+    assert left_over.history.own_blocks == 2 and len(left_over.blocks) == 12  # of which 10 were another's
+    driver.add(OTHER, 1, priority=0)
+    driver.step()
+    assert left_over.history.preemptions == 1
+    driver.run()
+
+
 def test_who_was_given_a_place_starts_also_where_there_is_no_page_to_copy_its_last_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the random mixes; the copy is possible only since somebody has yielded, and takes a page more."""
     assert yields_in_vain(94, monkeypatch)[1] == 0
