@@ -62,7 +62,7 @@ def _ask(config: Config) -> tuple[list[RankReport], list[str]]:
                 host = ray.get(actors[0].address.remote(), timeout=_PLACED_TIMEOUT_S)
                 port = ray.get(actors[0].open.remote(host), timeout=_PLACED_TIMEOUT_S)
             except Exception as error:
-                return [], [f"rank 0: {_last_line(error)}"]
+                return [], [f"rank 0: {last_line(error)}"]
             secret = secrets.token_bytes(SECRET_BYTES)
             checks = [actor.check.remote(config.engine, rank, host, port, secret) for rank, actor in enumerate(actors)]
             return _collect(checks)
@@ -81,7 +81,7 @@ def _collect(checks: Sequence[Any]) -> tuple[list[RankReport], list[str]]:
         try:
             reports.append(ray.get(pending, timeout=max(0.1, deadline_s - time.monotonic())))
         except Exception as error:
-            said = _last_line(error)
+            said = last_line(error)
             faults.append(said if said.startswith(f"rank {rank}") else f"rank {rank}: {said}")
     return reports, faults
 
@@ -130,9 +130,3 @@ def _ray(config: Config) -> Iterator[None]:
         processes.end_descendants(os.getpid(), 1.0, but=guardian.pid)
         guardian.dismiss()
         directory.remove()
-
-
-def _last_line(error: Exception) -> str:
-    line = last_line(error)
-    kind, separator, said = line.partition(": ")
-    return said if separator and "." in kind and " " not in kind else line

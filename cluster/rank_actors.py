@@ -73,8 +73,10 @@ def die_with_parent() -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """What an error says at its end, where Ray puts the cause; its class if it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[-1]
+    """What an error says at its end, where Ray puts the cause, without the class's name; the name if it says nothing."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[-1]
+    kind, separator, said = line.partition(": ")
+    return said if separator and "." in kind and " " not in kind else line
 
 
 class RankWorker:

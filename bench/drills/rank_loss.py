@@ -173,7 +173,11 @@ async def run(served: Stack, run_directory: Path, kills: int, output_tokens: int
     if lost := lost_streams(undisturbed):
         raise stack.StackError(f"streams were lost before any fault: {lost}\n{served.log_tail()}")
     before = holding(served, run_directory)
-    losses = [await lose(served, FAULTS[number % len(FAULTS)], undisturbed, output_tokens) for number in range(kills)]
+    losses: list[Loss] = []
+    for number in range(kills):
+        losses.append(await lose(served, FAULTS[number % len(FAULTS)], undisturbed, output_tokens))
+        told = losses[-1]
+        print(f"{number + 1}: {told.fault}: moved {told.moved_after_s}, whole again {told.replaced_after_s} s", flush=True)
     deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
     after = holding(served, run_directory)
     for _ in range(int(SETTLE_TIMEOUT_S / SETTLE_POLL_S)):

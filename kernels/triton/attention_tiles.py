@@ -11,7 +11,7 @@ SPLIT_TILES = TileTable(  # m is never below 16, the least that a matrix instruc
     (
         TileRow(EVERYWHERE, HALVES, Tile(m=16, n=64, split=256, warps=4, stages=3), size_max=128),
         TileRow(EVERYWHERE, HALVES, Tile(m=16, n=32, split=256, warps=4, stages=3), size_max=256),
-        TileRow(EVERYWHERE, (torch.float32,), Tile(m=16, n=32, split=256, warps=8, stages=2), size_max=128),
+        TileRow(EVERYWHERE, (torch.float32,), Tile(m=16, n=16, split=256, warps=8, stages=2), size_max=128),
         TileRow(EVERYWHERE, (torch.float32,), Tile(m=16, n=16, split=256, warps=8, stages=2), size_max=256),
     ),
 )
@@ -23,7 +23,7 @@ CHUNK_TILES = TileTable(
         TileRow(("sm_90", "sm_100"), HALVES, Tile(m=128, n=32, warps=8, stages=2), size_max=256),
         TileRow(("sm_80", "gfx942"), HALVES, Tile(m=64, n=32, warps=4, stages=3), size_max=128),
         TileRow(("sm_80", "gfx942"), HALVES, Tile(m=64, n=32, warps=8, stages=2), size_max=256),
-        TileRow(EVERYWHERE, (torch.float32,), Tile(m=32, n=16, warps=8, stages=2), size_max=128),
+        TileRow(EVERYWHERE, (torch.float32,), Tile(m=16, n=16, warps=8, stages=2), size_max=128),
         TileRow(EVERYWHERE, (torch.float32,), Tile(m=16, n=16, warps=4, stages=2), size_max=256),
     ),
 )

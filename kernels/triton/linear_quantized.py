@@ -28,7 +28,7 @@ TILES = TileTable(
     "linear_quantized",
     (
         TileRow(EVERYWHERE, HALVES, Tile(m=16, n=PANEL_ROWS, k=GROUP_SIZE, split=512, warps=4, stages=6)),
-        TileRow(EVERYWHERE, (torch.float32,), Tile(m=16, n=PANEL_ROWS, k=GROUP_SIZE, split=512, warps=4, stages=2)),
+        TileRow(EVERYWHERE, (torch.float32,), Tile(m=16, n=PANEL_ROWS, k=GROUP_SIZE, split=512, warps=4, stages=3)),
     ),
 )
 JOIN_COLUMNS = 512

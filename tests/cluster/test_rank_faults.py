@@ -16,9 +16,8 @@ import torch
 from cluster import doctor_command, rank_actors
 from cluster.config import Config
 from cluster.deployment import check_placement, failure
-from cluster.doctor_command import _last_line
 from cluster.preflight import StartError
-from cluster.rank_actors import RankActors, RankError, Whereabouts
+from cluster.rank_actors import RankActors, RankError, Whereabouts, last_line
 from kernels.ops import KernelError, choose_device
 from replica.config import EngineConfig
 
@@ -77,8 +76,8 @@ def test_the_cpu_may_be_chosen_anywhere() -> None:
 
 
 def test_the_doctor_names_a_cause_without_its_class() -> None:
-    assert _last_line(ValueError("ray::x\nTraceback\nreplica.parallel.step_channel.GroupBroken: rank 1 of 2: gone")) == "rank 1 of 2: gone"
-    assert _last_line(ValueError("rank 1: gone")) == "rank 1: gone"
+    assert last_line(ValueError("ray::x\nTraceback\nreplica.parallel.step_channel.GroupBroken: rank 1 of 2: gone")) == "rank 1 of 2: gone"
+    assert last_line(ValueError("rank 1: gone")) == "rank 1: gone"
 
 
 def test_only_processes_that_are_still_the_ranks_are_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
