@@ -285,16 +285,17 @@ class AnswerReader:
             self._problem(f"usage says {cached} cached tokens of {prompt} in the prompt")
         if expect.prompt_tokens is not None and record.counts.prompt_tokens != expect.prompt_tokens:
             self._problem(f"usage says {record.counts.prompt_tokens} prompt tokens, sent {expect.prompt_tokens}")
-        if expect.completion_tokens is not None and record.counts.completion_tokens != expect.completion_tokens:
-            self._problem(f"usage says {record.counts.completion_tokens} tokens, asked for {expect.completion_tokens}")
+        said, seen, wanted = record.counts.completion_tokens, self._tokens, expect.completion_tokens
+        if wanted is not None and said != wanted:
+            self._problem(f"usage says {said} tokens, asked for {wanted}" + (f", {seen} came" if self._saw_ids else ""))
+            return
         if not expect.countable:
             return
-        seen = self._tokens
         textless = 0 if expect.completion_tokens else 1  # an end token alone has no text
-        if (self._saw_ids and seen != record.counts.completion_tokens) or (not seen and record.counts.completion_tokens > textless):
-            self._problem(f"usage says {record.counts.completion_tokens} tokens, {seen} came")
-        elif seen > record.counts.completion_tokens:  # without ids an event stands for at least one token
-            self._problem(f"usage says {record.counts.completion_tokens} tokens, at least {seen} came")
+        if (self._saw_ids and seen != said) or (not seen and said > textless):
+            self._problem(f"usage says {said} tokens, {seen} came")
+        elif seen > said:  # without ids an event stands for at least one token
+            self._problem(f"usage says {said} tokens, at least {seen} came")
 
     def _problem(self, text: str) -> None:
         if len(self.record.problems) < PROBLEMS_MAX and text not in self.record.problems:

@@ -14,6 +14,7 @@ from bench import run_command
 from bench.analysis.candidates import candidates_of
 from bench.analysis.checklist import Answer, checklist
 from bench.analysis.choice import Candidate, Choice, Demand, Verdict, choose
+from bench.analysis.number import short
 from bench.measurement import Measured
 from bench.point import Point
 from bench.report.page import Grid, markdown
@@ -163,7 +164,7 @@ def grid_of(chosen: Chosen) -> Grid:
 
 def _cells(verdict: Verdict, why: str) -> tuple[str, ...]:
     figures = (verdict.knee.load_per_s, verdict.offered_per_s, verdict.retries_per_accepted, verdict.idle_percent, verdict.cost_per_1000)
-    return (verdict.candidate.name, str(verdict.candidate.replicas), *("–" if each is None else f"{each:.3g}" for each in figures), why)
+    return (verdict.candidate.name, str(verdict.candidate.replicas), *("–" if each is None else short(each) for each in figures), why)
 
 
 def context_of(plan: SweepPlan) -> int:

@@ -51,14 +51,15 @@ def metrics() -> None:
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="jsonl of requests: messages or prompt, timestamp, output length.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The trace: times, lengths, structure of prefixes; no text.")],
+    *,
+    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out lines that cannot be used, and count them.")] = False,
 ) -> None:
     """Make a log of requests a trace that holds no text."""
     from bench.convert import convert as convert_log
 
     with usage_errors():
-        done = convert_log(source, target)
-    estimated = f"; the lengths of {done.estimated} prompts are estimates" if done.estimated else ""
-    typer.echo(f"{done.requests} requests{estimated}")
+        done = convert_log(source, target, skip_broken=skip_broken)
+    typer.echo(done.description)
 
 
 app.command(cls=EachOnce)(run_cli.run)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ import msgspec
 from bench.traces import LENGTH_MAX, Line, numbered_lines
 
 BLOCK_TOKENS = 16
+IDS = ("request_id", "id")
+NUMBER = r"-?(?![0-9]{8}$)[0-9]+(\.[0-9]+)?"  # eight digits alone are a date
 LATEST_S = 1e11  # of times since 1970
 CHARACTERS_OF_A_TOKEN = 4  # where the log does not say how many tokens a prompt had
 
@@ -27,6 +31,19 @@ CHARACTERS_OF_A_TOKEN = 4  # where the log does not say how many tokens a prompt
 class Converted:
     requests: int
     estimated: int  # prompts whose length in tokens the log does not say
+    first_s: float  # since 1970
+    last_s: float
+    sharing: int = 0  # requests whose id another has too; all of them count
+    skipped: int = 0  # lines that could not be used
+
+    @property
+    def description(self) -> str:
+        first, last = (datetime.datetime.fromtimestamp(at_s, datetime.UTC) for at_s in (self.first_s, self.last_s))
+        told = [f"{self.requests} requests from {first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC"]
+        told += [f"the lengths of {self.estimated} prompts are estimates"] if self.estimated else []
+        told += [f"{self.sharing} lines share their id with another, and all are counted"] if self.sharing else []
+        told += [f"{self.skipped} lines could not be used and were skipped"] if self.skipped else []
+        return "; ".join(told)
 
 
 class _Numbering:
@@ -49,22 +66,29 @@ class _Numbering:
         return numbers
 
 
-def convert(source: Path, target: Path) -> Converted:
-    """Raises ValueError naming the line that cannot be used (the target is then not written), or a target that cannot be written."""
+def convert(source: Path, target: Path, *, skip_broken: bool = False) -> Converted:
+    """Raises ValueError naming the line that cannot be used (the target is then not written; `skip_broken` leaves such lines out
+    and counts them), or a target that cannot be written."""
     if source.resolve() == target.resolve():
         raise ValueError("the trace cannot be written over the log")
     numbering = _Numbering()
     lines: list[tuple[float, Line]] = []
-    estimated = 0
+    estimated = skipped = 0
+    ids: Counter[str] = Counter()
     for number, raw in numbered_lines(source):
         try:
             entry = _flat(msgspec.json.decode(raw, type=dict[str, Any]))
             at_s = _time_s(entry)
             line, guessed = _line(entry, numbering)
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
-            raise ValueError(f"{source.name}, line {number}: {error}") from None
+            if skip_broken:
+                skipped += 1
+                continue
+            raise ValueError(f"{source.name}, line {number}: {error} (--skip-broken leaves such lines out)") from None
         lines.append((at_s, line))
         estimated += guessed
+        name = next((name for name in IDS if isinstance(entry.get(name), (str, int))), None)
+        ids.update([] if name is None else [str(entry[name])])
     if not lines:
         raise ValueError(f"{source.name} holds no request")
     lines.sort(key=lambda pair: pair[0])
@@ -74,7 +98,8 @@ def convert(source: Path, target: Path) -> Converted:
         target.write_bytes(b"\n".join(encoded) + b"\n")
     except OSError as error:
         raise ValueError(f"{target}: {error.strerror}") from None
-    return Converted(len(lines), estimated)
+    sharing = sum(count for count in ids.values() if count > 1)
+    return Converted(len(lines), estimated, first_s, lines[-1][0], sharing, skipped)
 
 
 def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,6 +147,8 @@ def _time_s(entry: Mapping[str, Any]) -> float:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return _seconds(name, value)
         if isinstance(value, str):
+            if re.fullmatch(NUMBER, value.strip()):
+                return _seconds(name, float(value))
             try:
                 at = datetime.datetime.fromisoformat(value)
             except ValueError:
@@ -132,8 +159,10 @@ def _time_s(entry: Mapping[str, Any]) -> float:
 
 def _seconds(name: str, value: int | float) -> float:
     """Of a number since 1970 in seconds, milli-, micro- or nanoseconds: from 1973 until 5138 its size says in which."""
+    if value < 0:
+        raise ValueError(f"`{name}` is negative, and no time since 1970")
     for per_s in (1.0, 1e3, 1e6, 1e9):
-        if abs(value) <= LATEST_S * per_s:
+        if value <= LATEST_S * per_s:
             return value / per_s
     raise ValueError(f"`{name}` is no time: it lies beyond the year 5138 even in nanoseconds")
 

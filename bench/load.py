@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+STREAMS_MAX = 200_000  # as many as a workload may have requests: more would have none to send
 BURST_RATE_PER_S = 10_000.0  # what is offered at this rate or above is due all at once
 
 
@@ -35,12 +36,19 @@ class Load:
         """Raises ValueError for what cannot be offered."""
         if self.streams is not None and self.rate_per_s is not None:
             raise ValueError("streams make a closed loop and a rate an open one: give one of them")
+        if self.streams is not None and self.streams > STREAMS_MAX:
+            raise ValueError(f"streams must be at most {STREAMS_MAX:,}, got {self.streams:,}")
         for name in ("streams", "rate_per_s", "burstiness", "speed"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be positive, got {value}")
         if self.arrivals is not Arrivals.WORKLOAD and self.rate_per_s is None:
             raise ValueError(f"{self.arrivals} arrivals need a rate")
+
+    def over(self, requests: int) -> str:
+        """In words, for so many requests: of more streams than those only so many ever run."""
+        few = self.streams is not None and self.streams > requests
+        return f"{self.description} (at most {requests} at a time)" if few else self.description
 
     @property
     def description(self) -> str:

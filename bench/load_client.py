@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -160,7 +160,7 @@ def _why(error: OSError) -> str:
     return (words or str(error) or type(error).__name__).lower()
 
 
-async def closed_loop(client: LoadClient, calls: Iterable[Call], *, streams: int) -> list[RequestRecord]:
+async def closed_loop(client: LoadClient, calls: Sequence[Call], *, streams: int) -> list[RequestRecord]:
     """`streams` clients, each sending its next call when its last one ended, until the calls are used up."""
     remaining = iter(calls)
     records: list[RequestRecord] = []
@@ -170,7 +170,7 @@ async def closed_loop(client: LoadClient, calls: Iterable[Call], *, streams: int
             records.append(await client.send(call))
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(streams):
+        for _ in range(min(streams, len(calls))):  # one without a call has nothing to do
             group.create_task(one_stream())
     return records
 

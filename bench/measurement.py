@@ -53,7 +53,7 @@ class Question:
     def offered(self) -> str:
         """In words."""
         at_once = self.load.streams is None and arrivals_s(self.workload, self.load) * BURST_RATE_PER_S <= len(self.workload) - 1
-        return f"burst of {len(self.workload)}" if at_once and len(self.workload) > 1 else self.load.description
+        return f"burst of {len(self.workload)}" if at_once and len(self.workload) > 1 else self.load.over(len(self.workload))
 
 
 @dataclass(frozen=True, slots=True)

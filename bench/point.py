@@ -66,7 +66,7 @@ class Point:
     @property
     def offered(self) -> str:
         """How it was loaded, in words."""
-        return f"burst of {self.workload.requests}" if self.is_burst else self.load.description
+        return f"burst of {self.workload.requests}" if self.is_burst else self.load.over(self.workload.requests)
 
     def figure(self, name: str) -> float | None:
         """The median over the runs. Raises ValueError with the list for an unknown name."""

@@ -95,10 +95,19 @@ def plan(options: RunOptions) -> Plan:
     asked = tuple(asked_of(text, options) for text in options.workloads)
     if options.duration_s is not None and all(each.load.rate_per_s is None for each in asked):
         raise ValueError("a duration is of arrivals at a rate, and none is given: --rate, or NAME@RATE")
+    check_used(options.load, asked)
     check_names(asked)
     planned = Plan(options, asked, tuple(configurations(options.server, options.changes)), options.salt or secrets.token_hex(4))
     check_hours(planned.expected_s, options.max_hours)
     return planned
+
+
+def check_used(given: Load | None, asked: Sequence[Asked]) -> None:
+    """Raises ValueError for a load beside workloads that all name their own: it would be dropped."""
+    for name, flag in (("rate_per_s", "--rate"), ("streams", "--streams")):
+        value = getattr(given, name, None)
+        if value is not None and all(getattr(each.load, name) != value for each in asked):
+            raise ValueError(f"{flag} {value:g} says nothing where every workload has a rate of its own (NAME@RATE): give one of them")
 
 
 def check_names(asked: Sequence[Asked]) -> None:

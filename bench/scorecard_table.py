@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from bench.analysis.number import short
 from bench.point import Point
+from bench.problem_kinds import by_kind
 from bench.report import page
 from bench.scorecard import FIGURES, Figure, figures_of
 
@@ -53,7 +55,8 @@ def problem_lines(points: Sequence[Point]) -> list[str]:
         for repeat in point.repeats:
             for problem, count in repeat.scorecard.summary.problems.items():
                 counts[problem] = counts.get(problem, 0) + count
-        lines += [f"{point.label}: {count} × {problem}" for problem, count in counts.items()]
+        lines += [f"{point.label}: {count} × {problem}" for problem, count in by_kind(counts).items()]
+        lines += _refusals(point)
         if resends := sum(repeat.scorecard.summary.resends for repeat in point.repeats):
             lines.append(f"{point.label}: {resends} × sent again, since the server had closed an idle connection")
         off = max((repeat.scorecard.summary.text_off_percent or 0.0 for repeat in point.repeats), key=abs, default=0.0)
@@ -65,6 +68,12 @@ def problem_lines(points: Sequence[Point]) -> list[str]:
                 if verdict in kept:
                     lines.append(f"{point.label}: p95 of queue time {words} in {kept.count(verdict)} of {len(kept)} runs")
     return lines
+
+
+def _refusals(point: Point) -> list[str]:
+    cards = [repeat.scorecard.summary for repeat in point.repeats]
+    reason = next((card.refusal for card in cards if card.refusal), "")
+    return [f"{point.label}: {sum(card.shed for card in cards)} × refused (429): {reason}"] if reason else []
 
 
 def _title(points: Sequence[Point]) -> str:
@@ -104,4 +113,4 @@ def _cell(point: Point, figure: Figure) -> str:
 def _number(value: float) -> str:
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else short(value)

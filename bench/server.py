@@ -65,8 +65,10 @@ class ServerOptions:
 
 def check(options: ServerOptions) -> None:
     """Raises ValueError for options that make no server."""
-    if options.replicas < 1 or not 0 < options.timeout_s < float("inf"):
-        raise ValueError("a server has at least one replica, and a request some time")
+    if options.replicas < 1:
+        raise ValueError(f"--replicas: a server has at least one, got {options.replicas}")
+    if not 0 < options.timeout_s < float("inf"):
+        raise ValueError(f"--timeout-s: a request has some time, got {options.timeout_s:g}")
     if not options.api_key.isprintable():
         raise ValueError("an API key is one line of printable text")
     if options.url is None:
@@ -74,7 +76,10 @@ def check(options: ServerOptions) -> None:
         return
     if options.settings:
         raise ValueError("a server that runs already cannot be given settings; leave --url out to have one started")
-    Target.parse(options.url)
+    try:
+        Target.parse(options.url)
+    except ValueError as error:
+        raise ValueError(f"--url: {error}") from error
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.problem_kinds import by_kind
 from bench.quantiles import Spread, spread_ms
 from bench.record import Outcome, RequestRecord
 
@@ -43,6 +44,7 @@ class Summary:
     problems: dict[str, int]
     retries: int = 0
     resends: int = 0  # an idle connection proved to be closed, and the request went out on a new one
+    refusal: str = ""  # what the first 429 said
     text_off_percent: float | None = None  # of prompts sent as text: by how much the server counts more tokens than were meant
 
 
@@ -52,7 +54,7 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
     bad = [record for record in records if record.outcome in (Outcome.ERROR, Outcome.WRONG, Outcome.TIMEOUT)]
     start_s = min((record.scheduled_s for record in records), default=0.0)
     end_s = max((record.end_s for record in records if record.end_s is not None), default=start_s)
-    duration_s = max(end_s - start_s, 1e-9)
+    duration_s = max(round(end_s - start_s, 3), SHORTEST_S)  # of every rate, goodput too
     output_tokens = sum(record.counts.completion_tokens or record.tokens_seen for record in good)
     return Summary(
         requests=len(records),
@@ -60,7 +62,7 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
         shed=len(shed),
         errors=len(bad),
         cancelled=sum(record.outcome is Outcome.CANCELLED for record in records),
-        duration_s=max(round(duration_s, 3), SHORTEST_S),
+        duration_s=duration_s,
         completed_per_s=round(len(good) / duration_s, 3),
         output_tokens_per_s=round(output_tokens / duration_s, 2),
         prompt_tokens=sum(record.counts.prompt_tokens or 0 for record in good),
@@ -77,6 +79,7 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
         problems=_problems(bad),
         retries=sum(record.retries for record in records),
         resends=sum(record.resends for record in records),
+        refusal=next((record.refusal.reason for record in shed if record.refusal.reason), ""),
         text_off_percent=_text_off_percent(good),
     )
 
@@ -106,4 +109,5 @@ def _problems(bad: Sequence[RequestRecord]) -> dict[str, int]:
         counts.update([kind, *record.problems] if refused else record.problems)
         if record.refusal.reason:
             said.setdefault(kind, record.refusal.reason)
-    return {f"{kind}: {said[kind]}" if kind in said else kind: count for kind, count in sorted(counts.items())}
+    kinds = by_kind(dict(sorted(counts.items())))
+    return {f"{kind}: {said[kind]}" if kind in said else kind: count for kind, count in kinds.items()}

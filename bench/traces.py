@@ -6,6 +6,7 @@ writes it. A line that cannot be used is named by its number. Mooncake's times a
 
 from __future__ import annotations
 
+import codecs
 import csv
 import datetime
 from collections import Counter
@@ -133,6 +134,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             number = 0
             while line := file.readline(LINE_BYTES_MAX + 1):
                 number += 1
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if len(line) > LINE_BYTES_MAX:
                     raise ValueError(f"{path.name}, line {number}: longer than {LINE_BYTES_MAX} bytes")
                 if line.strip():

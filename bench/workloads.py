@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -89,12 +90,25 @@ def workload(name: str, seed: int = 0, requests: int | None = None, fit: traces.
             return workload_of(work, seed, requests)
     if Path(name).is_file():
         return traces.read(Path(name), requests, fit or traces.Fit(), seed)
-    raise ValueError(f"unknown workload {name!r}; there are {', '.join(names())}, or a trace: a .jsonl or .csv file")
+    raise ValueError(f"{_why_none(name)}; there are {', '.join(names())}, or a trace: a .jsonl or .csv file")
 
 
 def names() -> tuple[str, ...]:
     """Of those that need no file."""
     return (*GENERATED, *(work.name for work in WORKS))
+
+
+def _why_none(name: str) -> str:
+    head, at, tail = name.rpartition("@")
+    if Path(name).is_dir():
+        return f"{name!r} is a folder, no workload"
+    if "," in name:
+        return f"{name!r}: only one workload is swept at a time"
+    if at and (head in names() or Path(head).is_file()):
+        if re.fullmatch(r"[0-9.]+", tail):
+            return f"{name!r}: a workload is swept over rates (--rates), and has none of its own here"
+        return f"unknown workload {name!r}: {tail!r} is no rate in plain digits, such as {head}@2.5"
+    return f"unknown workload {name!r}"
 
 
 def _drawn(draw: random.Random, middle: int, least: int, most: int) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bench.analysis.at_load import AtLoad, ascending
 from bench.analysis.interval import difference
 from bench.analysis.knee import Knee, find_knee
+from bench.analysis.number import short
 from bench.analysis.targets import broken_targets
 from bench.positive import check_positive
 from bench.slo import Slo
@@ -151,7 +152,7 @@ def _same_room(nearer: Verdict, farther: Verdict) -> bool:
 
 def _dearer(loser: Verdict, best: Verdict) -> str:
     cost, least = _cost(loser), _cost(best)
-    return f"keeps the SLO at {cost / least:.2f} times the cost ({cost:.4g} against {least:.4g} per 1,000 accepted)"
+    return f"keeps the SLO at {cost / least:.2f} times the cost ({short(cost, 4)} against {short(least, 4)} per 1,000 accepted)"
 
 
 def _narrower(loser: Verdict, farthest: Verdict) -> str:

@@ -18,6 +18,9 @@ from replica.config import EngineConfig
 OURS = "rantang serve"  # how the command begins that started a stack whose settings are all known
 
 
+OF_METRICS = ("running_max", "waiting_max", "kv_use_max_percent", "queue_p50_ms", "preemptions")  # what /metrics alone tells
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """One sample in which all three were known."""
@@ -63,6 +66,11 @@ class Evidence:
         """Whether its SLO was not kept: what no knee can lie at."""
         share = self.at.median("attainment_percent")
         return self.slo != Slo() and share is not None and (share < KEPT_PERCENT or not self.at.queue_kept)
+
+    @property
+    def told(self) -> bool:
+        """Whether the server said anything of itself."""
+        return bool(self.arriving) or any(self.figure(name) is not None for name in OF_METRICS)
 
     @property
     def late_prompts(self) -> tuple[tuple[int, float], ...]:

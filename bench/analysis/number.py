@@ -11,3 +11,9 @@ def plain(value: float) -> str:
         return f"{value:g}"
     digits = min(6, max(0, 2 - math.floor(math.log10(abs(value)))))
     return f"{value:,.{digits}f}"
+
+
+def short(value: float, digits: int = 3) -> str:
+    """So many digits that matter; all whole ones where that would take an exponent."""
+    text = f"{value:.{digits}g}"
+    return plain(value) if "e+" in text else text

@@ -15,7 +15,6 @@ def parse_slo(text: str) -> Slo:
     targets: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        name = name if name.endswith("_ms") else f"{name}_ms"
         if not equals or name not in NAMES:
             raise ValueError(f"{part!r} is no target; there are {', '.join(f'{each}=…' for each in NAMES)}")
         if name in targets:

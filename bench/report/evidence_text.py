@@ -12,6 +12,7 @@ from bench.request_log import RequestRow
 from bench.result import ResultFile
 
 NOTHING = "no bound shows: neither limits, memory, admission nor the client held this load back"
+UNTOLD = "no bound shows in the client, and only it could be judged: the server tells no metrics of limits, memory or admission"
 NO_BOUND = "no bound is seen. Measure next: "
 
 
@@ -26,6 +27,6 @@ def lines(evidence: Evidence) -> list[str]:
     findings = explain(evidence)
     told = [f"{verdict(evidence)}."]
     if not findings:
-        return [*told, f"{NO_BOUND}{'; '.join(next_steps(evidence))}." if evidence.broken else NOTHING]
+        return [*told, f"{NO_BOUND}{'; '.join(next_steps(evidence))}." if evidence.broken else NOTHING if evidence.told else UNTOLD]
     words = ("likely bound", *("also seen" for _ in findings[1:]))
     return told + [f"{word}: {each.bound}. {each.evidence}. Try: {each.advice}." for word, each in zip(words, findings, strict=True)]

@@ -11,10 +11,13 @@ import msgspec
 
 from bench.analysis.knee import Knee
 from bench.load import Load
-from bench.measurement import Question, measure
+from bench.measurement import Question, measure, metrics_url
+from bench.metrics_page import QUEUE_TIME
 from bench.point import Point
 from bench.request_log import RequestRow
 from bench.server import Server, open_server
+from bench.slo import Slo
+from bench.stack import get_text
 from bench.sweep.plan import SweepPlan
 from bench.sweep.runner import Sweep
 from bench.sweep.state import SweepState, resume
@@ -51,6 +54,17 @@ def begin(plan: SweepPlan, *, restart: bool) -> SweepState:
     return resume(plan.state_folder, plan.identity)
 
 
+def check_queue_told(server: Server, slo: Slo) -> None:
+    """Raises ValueError, before anything is sent, for a target of queue time where the server has no such histogram."""
+    url = metrics_url(server) if slo.queue_ms is not None else None
+    try:
+        page = get_text(url, api_key=server.api_key) if url else ""
+    except (OSError, ValueError):
+        page = ""
+    if slo.queue_ms is not None and QUEUE_TIME not in page:
+        raise ValueError("the server does not tell its queue time in /metrics: queue_ms cannot be judged")
+
+
 def carry_out(plan: SweepPlan, state: SweepState, say: Callable[[str], None]) -> Swept:
     """Raises StackError, and ValueError when nothing was answered at all."""
 
@@ -64,6 +78,7 @@ def carry_out(plan: SweepPlan, state: SweepState, say: Callable[[str], None]) ->
 
     say(f"{plan.options.label}: {'measuring ' + plan.options.server.url if plan.options.server.url else 'starting a stack'} …")
     with open_server(plan.options.server) as server:
+        check_queue_told(server, plan.options.slo)
         if server.replicas_note and plan.options.price_per_hour is not None:
             say(server.replicas_note)
         try:

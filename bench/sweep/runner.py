@@ -91,6 +91,8 @@ class Sweep:
         """
         if not found.highest("completed_per_s"):
             if not found.highest("shed_percent") or (found.is_burst and not self._extent.rates):
+                if found.highest("shed_percent"):
+                    raise ValueError(f"{words}: the server refused every request, which tells no rate to begin at: give --rates")
                 raise ValueError(f"{words}: nothing was answered at all")
         elif found.queue_kept is None:
             raise ValueError(f"{words}: the server does not tell its queue time in /metrics: queue_ms cannot be judged")

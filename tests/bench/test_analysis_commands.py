@@ -91,10 +91,19 @@ def test_a_state_in_the_way_is_refused_and_can_be_thrown_away(tmp_path: Path) ->
         assert status == 0, said
 
 
+def test_a_queue_time_that_nobody_tells_is_refused_before_the_trace_is_sent(tmp_path: Path) -> None:
+    with served_mock() as url:
+        arguments = ("--url", url, "--requests", "5", "--rates", "500", "--no-burst", "--out", str(tmp_path))
+        status, said = call("sweep", "--slo", "queue_ms=50", *arguments)
+        assert status == 1 and "does not tell its queue time" in said and "5 requests" not in said
+        status, said = call("sweep", "--slo", "ttft_ms=5000", *arguments)
+        assert status == 0 and "5 requests" in said, "the control"
+
+
 def test_sweep_of_a_server_that_refuses_all(tmp_path: Path) -> None:
     with served_mock(fault=Fault.SHED) as url:
         status, said = call("sweep", "--url", url, "--requests", "5", "--out", str(tmp_path))
-    assert status == 1 and "nothing was answered" in said
+    assert status == 1 and "the server refused every request" in said and "nothing was answered at all" not in said
 
 
 @pytest.mark.parametrize(
@@ -102,6 +111,8 @@ def test_sweep_of_a_server_that_refuses_all(tmp_path: Path) -> None:
     [
         (("sweep", "--slo", "tfft=1"), "there are ttft_ms"),
         (("sweep", "-w", "chess"), "unknown workload"),
+        (("sweep", "-w", "chat@5"), "(--rates)"),
+        (("sweep", "-w", "chat,mix"), "only one workload is swept at a time"),
         (("sweep", "--rates", "1,x"), "is no rate"),
         (("sweep", "--rates", "1,1"), "is given twice: --repeats 2"),
         (("sweep", "--rates", "0.001"), "only with --max-hours"),

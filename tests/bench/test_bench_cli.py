@@ -108,7 +108,13 @@ def test_run_writes_all_four_files(mock_url: StartMock, tmp_path: Path) -> None:
         (("--slo-ttft-ms", "nan"), "ttft_ms must be a positive number, got nan"),
         (("--slo-e2e-ms", "-5"), "e2e_ms must be a positive number, got -5"),
         (("--price-per-hour", "-1"), "price_per_hour must be a positive number, got -1"),
-        (("--timeout-s", "nan"), "a request some time"),
+        (("--timeout-s", "nan"), "--timeout-s: a request has some time"),
+        (("--url", "ftp://x"), "--url: "),
+        (("--streams", "1000000000", "--requests", "5"), "streams must be at most 200,000, got 1,000,000,000"),
+        (("-w", "chat@5", "--rate", "3"), "--rate 3 says nothing where every workload has a rate of its own"),
+        (("-w", "chat@5", "--streams", "3"), "--streams 3 says nothing"),
+        (("-w", "chat@1e3"), "'1e3' is no rate in plain digits"),
+        (("-w", "/proc"), "'/proc' is a folder, no workload"),
         (("--out", "/proc/nope"), "no result can be written to /proc/nope: No such file"),
         (("--out", "/proc"), "no result can be written to /proc"),
         (("--out", __file__), "File exists"),
@@ -199,7 +205,10 @@ def test_lists() -> None:
 def test_convert_names_the_line(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"timestamp": 1, "prompt": "hello", "output_tokens": 3}) + "\n")
-    assert said("convert", str(log), str(tmp_path / "out.jsonl")) == (0, "1 requests; the lengths of 1 prompts are estimates\n")
+    assert said("convert", str(log), str(tmp_path / "out.jsonl")) == (
+        0,
+        "1 requests from 1970-01-01 00:00:01 to 1970-01-01 00:00:01 UTC; the lengths of 1 prompts are estimates\n",
+    )
     status, text = said("convert", str(log), str(tmp_path / "none" / "out.jsonl"))
     assert status == 2 and "out.jsonl: No such file" in text
     log.write_text("{}\n")

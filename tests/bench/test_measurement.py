@@ -190,3 +190,10 @@ def test_what_is_no_result_says_so(tmp_path: Path) -> None:
 def test_every_result_of_the_project_is_readable() -> None:
     paths = sorted((Path(run_command.__file__).parent / "results").glob("*.json"))
     assert paths and all(load_result(path).schema in (1, 2) for path in paths)
+
+
+@pytest.mark.parametrize("took_s", [0.0004, 0.0014, 1.00049])
+def test_goodput_is_never_above_what_was_completed(took_s: float) -> None:
+    records = [RequestRecord(scheduled_s=0.0, sent_s=0.0, end_s=took_s, outcome=Outcome.COMPLETED) for _ in range(3)]
+    card = scorecard(Run(tuple(records), 0.0), Question(Workload("w", 0, "", ()), Load(streams=1)), 1)
+    assert card.goodput.requests_per_s == card.summary.completed_per_s > 0

@@ -226,7 +226,9 @@ def test_units_of_times_are_told_by_their_size(tmp_path: Path, per_s: int) -> No
         ({"timestamp": "soon", "messages": [SYSTEM], "output_tokens": 3}, "line 2: `timestamp` is no time"),
         ({"timestamp": 1.7e21, "messages": [SYSTEM], "output_tokens": 3}, "line 2: `timestamp` is no time"),
         ({"timestamp": 17 * 10**400, "messages": [SYSTEM], "output_tokens": 3}, "line 2"),
-        ({"timestamp": "1700000000", "messages": [SYSTEM], "output_tokens": 3}, "line 2: `timestamp` is no time"),
+        ({"timestamp": -5, "messages": [SYSTEM], "output_tokens": 3}, "line 2: `timestamp` is negative"),
+        ({"timestamp": "-5", "messages": [SYSTEM], "output_tokens": 3}, "line 2: `timestamp` is negative"),
+        ({"timestamp": "9" * 30, "messages": [SYSTEM], "output_tokens": 3}, "line 2: `timestamp` is no time"),
         ({"timestamp": 1, "messages": [SYSTEM]}, "line 2: no output length"),
         ({"timestamp": 1, "output_tokens": 3}, "line 2: no prompt"),
         ({"timestamp": 1, "messages": ["x"], "output_tokens": 3}, "line 2: no prompt"),
@@ -243,3 +245,26 @@ def test_a_log_line_that_cannot_be_used_is_named_and_not_quoted(tmp_path: Path, 
     assert not target.exists()
     with pytest.raises(ValueError, match="over the log"):
         convert(log, log)
+
+
+def test_a_broken_line_is_skipped_and_counted_where_that_is_asked(tmp_path: Path) -> None:
+    log = written(tmp_path, [log_line(1700000000, "Who?"), "nonsense", log_line("1700000004", "Who?")], "log.jsonl")
+    with pytest.raises(ValueError, match=r"line 2: .*--skip-broken"):
+        convert(log, tmp_path / "trace.jsonl")
+    done = convert(log, tmp_path / "trace.jsonl", skip_broken=True)
+    assert (done.requests, done.skipped) == (2, 1)
+    assert "2 requests from 2023-11-14 22:13:20 to 2023-11-14 22:13:24 UTC; 1 lines could not" in done.description
+
+
+def test_a_mark_of_byte_order_is_no_text_and_eight_digits_are_a_date(tmp_path: Path) -> None:
+    log = written(tmp_path, [log_line("20231114", "Who?"), log_line("1699920005.5", "Who?")], "log.jsonl")
+    log.write_bytes(b"\xef\xbb\xbf" + log.read_bytes())
+    done = convert(log, tmp_path / "trace.jsonl")
+    assert (done.first_s, done.last_s, done.skipped) == (1699920000.0, 1699920005.5, 0)
+
+
+def test_lines_that_share_an_id_are_counted_and_told(tmp_path: Path) -> None:
+    log = written(tmp_path, [log_line(i, "Who?", id=name) for i, name in enumerate("aabca")], "log.jsonl")
+    done = convert(log, tmp_path / "trace.jsonl")
+    assert (done.requests, done.sharing) == (5, 3)
+    assert "3 lines share their id with another, and all are counted" in done.description
