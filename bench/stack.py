@@ -70,6 +70,9 @@ class Stack:
                 os.kill(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(5.0)
+        deadline_s = time.monotonic() + 5.0
+        while processes.alive(left) and time.monotonic() < deadline_s:  # a signal is no death yet
+            time.sleep(0.05)
         self.log.close()
         return left
 
