@@ -91,7 +91,6 @@ class Starting:
             misfits += 1
             if misfits == _MISFITS_MAX or roster.waiting.is_aged(request):
                 return False  # an aged one has been passed often enough: nobody starts before it
-
         return False
 
     def _may_be_partial(self, request: Request) -> bool:

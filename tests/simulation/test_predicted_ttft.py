@@ -9,26 +9,16 @@ import pytest
 
 import replica.engine
 from bench.drills.calibration import shapes
-from bench.simulator.cost import Profile
+from bench.simulator.burst import TWO_CORES
 from bench.simulator.setup import Setup
 from bench.simulator.slo import Slo
 from bench.simulator.world import Layout
-from replica.contract.messages import LoadReport, StepTimeCoefficients
-
-CPU = Profile(
-    step_time=StepTimeCoefficients(a=0.012, b=3e-4, c=4e-4, d=9e-7, e=9e-9),
-    max_num_batched_tokens=512,
-    max_num_seqs=64,
-    block_size=16,
-    pool_blocks=1_456,
-    max_model_len=8_192,
-    step_slo_s=0.2,
-)
+from replica.contract.messages import LoadReport
 
 
 def mixed() -> dict[str, Any]:
     """400 requests of 24 to 1,200 tokens on one engine, near what it can do, its steps 20 % noisy."""
-    return Setup(layout=Layout(replicas=1), profile=CPU, kv="production", noise=0.2).run(shapes(400, 4.5, 0), Slo())
+    return Setup(layout=Layout(replicas=1), profile=TWO_CORES, kv="production", noise=0.2).run(shapes(400, 4.5, 0), Slo())
 
 
 def test_predictions_are_sharp_and_a_router_that_believes_in_order_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
