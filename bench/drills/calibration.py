@@ -22,7 +22,7 @@ from bench import result, stack
 from bench.arrivals import poisson
 from bench.connection import Target
 from bench.drills.readings import Reading, Twin, read, twin
-from bench.load_client import Call, LoadClient, closed_loop, open_loop
+from bench.load_client import LoadClient, closed_loop, open_loop
 from bench.prompt_style import PromptStyle, completion, random_ids
 from bench.quantiles import quantile
 from bench.record import Outcome, RequestRecord
@@ -53,7 +53,7 @@ class Seen:
 
     began_s: float
     records: tuple[RequestRecord, ...]  # in the order of the trace
-    decisions: tuple[Mapping[str, Any], ...]  # of these requests, whose numbers in the trace are their ids
+    decisions: tuple[Mapping[str, Any], ...]  # of these requests: their ids are those of the answers
     readings: tuple[Reading, ...]  # of the replica, while it was loaded
 
 
@@ -74,9 +74,7 @@ async def run(url: str, trace: Sequence[TraceRequest], seed: int) -> Seen:
     pages: list[tuple[float, str]] = []
     try:
         await closed_loop(client, calls_of(Work("calm", 4, 200, OUTPUT_TOKENS, 16), style, seed), streams=4)
-        calls = [
-            _named(number, completion(random_ids(draw, one.prompt_tokens), one.output_tokens, style)) for number, one in enumerate(trace)
-        ]
+        calls = [completion(random_ids(draw, one.prompt_tokens), one.output_tokens, style) for one in trace]
         began_s = looked_s = time.monotonic()
         load = asyncio.create_task(open_loop(client, calls, [one.arrival_s for one in trace]))
         while True:
@@ -92,16 +90,8 @@ async def run(url: str, trace: Sequence[TraceRequest], seed: int) -> Seen:
         records = await load
     finally:
         client.close()
-    decisions = [kept[name] for number in range(len(trace)) if (name := _name(number)) in kept]
+    decisions = [kept[record.answer.id] for record in records if record.answer.id in kept]
     return Seen(began_s, tuple(records), tuple(decisions), tuple(read(page, at_s) for at_s, page in pages))
-
-
-def _name(number: int) -> str:
-    return f"calibration-{number}"
-
-
-def _named(number: int, call: Call) -> Call:
-    return replace(call, headers=(("X-Request-Id", _name(number)),))
 
 
 async def _keep(url: str, kept: dict[str, Mapping[str, Any]]) -> None:
@@ -113,14 +103,15 @@ async def _keep(url: str, kept: dict[str, Mapping[str, Any]]) -> None:
 def as_it_came(seen: Seen, trace: Sequence[TraceRequest]) -> tuple[TraceRequest, ...]:
     """The trace with the times at which the router decided; on a busy machine a client sends late."""
     came_s = {one["request_id"]: one["at_s"] - seen.began_s for one in seen.decisions}
-    found = [replace(one, arrival_s=came_s.get(_name(number), one.arrival_s)) for number, one in enumerate(trace)]
+    both = zip(trace, seen.records, strict=True)
+    found = [replace(one, arrival_s=came_s.get(record.answer.id, one.arrival_s)) for one, record in both]
     return tuple(sorted(found, key=lambda one: one.arrival_s))
 
 
 def outside_s(seen: Seen) -> float:
     """The median of what a request's first token took for the client and not for the router: sending, HTTP, and reading."""
     routers_s = {one["request_id"]: one["actual"]["ttft_s"] for one in seen.decisions if one["actual"] is not None}
-    both = [(record.ttft_s, routers_s.get(_name(number))) for number, record in enumerate(seen.records)]
+    both = [(record.ttft_s, routers_s.get(record.answer.id)) for record in seen.records]
     return quantile([own_s - its_s for own_s, its_s in both if own_s is not None and its_s is not None], 0.5) or 0.0
 
 

@@ -71,7 +71,7 @@ def test_each_of_two_hundred_streams_has_a_prompt_of_its_own() -> None:
 def decision(actual_s: float, verdict: str = "admitted", number: int = 0, at_s: float = 0.0) -> dict[str, object]:
     place = {"replica": "r0", "new_tokens": 100, "ttft_s": 0.5, "ttft_p90_s": 0.9, "ttft_p98_s": 0.98, "ttft_uncalibrated_s": 0.4}
     return {
-        "request_id": f"calibration-{number}",
+        "request_id": f"cmpl-{number}",
         "at_s": at_s,
         "verdict": verdict,
         "replica": "r0",
@@ -112,16 +112,22 @@ def replace_ttft(record: RequestRecord, factor: float) -> RequestRecord:
     return answered(record.ttft_s * factor)
 
 
+def named(number: int, record: RequestRecord) -> RequestRecord:
+    record.answer.id = f"cmpl-{number}"
+    return record
+
+
 def test_the_twin_gets_the_requests_when_the_router_got_them() -> None:
     trace = calibration.shapes(3, 2.0, 0)
     decisions = (decision(0.5, number=0, at_s=12.5), decision(0.5, number=2, at_s=11.0))
-    came = calibration.as_it_came(Seen(10.0, (), decisions, ()), trace)
+    records = tuple(named(number, answered(0.6)) for number in range(3))
+    came = calibration.as_it_came(Seen(10.0, records, decisions, ()), trace)
     assert [one.arrival_s for one in came] == sorted([2.5, 1.0, trace[1].arrival_s]), "who was not seen came when it was due"
     assert next(one for one in came if one.arrival_s == 1.0).prompt_tokens == trace[2].prompt_tokens
 
 
 def test_what_a_request_spends_outside_of_the_router_is_the_median_of_pairs() -> None:
-    records = (answered(1.0), answered(2.0), answered(3.0), answered(9.0))
+    records = tuple(named(number, answered(ttft_s)) for number, ttft_s in enumerate((1.0, 2.0, 3.0, 9.0)))
     decisions = (decision(0.9, number=0), decision(1.8, number=1), decision(2.7, number=2) | {"actual": None}, decision(5.0, number=3))
     assert calibration.outside_s(Seen(0.0, records, decisions, ())) == pytest.approx(0.2)
     assert calibration.outside_s(Seen(0.0, records, (), ())) == 0.0
