@@ -24,6 +24,7 @@ from bench.report.page import Grid, markdown
 from bench.report_command import report_too
 from bench.result import RESULTS, Result
 from bench.scorecard import Figure, figure
+from bench.scorecard_table import show_caveats
 from bench.server import ServerOptions, check, open_server
 from bench.slo import Slo
 from bench.stack import StackError
@@ -114,6 +115,7 @@ def ladder(plan: LadderPlan, console: Console) -> int:
         return 1
     points = [each.point for each in measured]
     grid = gains(points)
+    show_caveats(points, console)
     show(grid, console)
     text = f"{plan.workload.description}; {options.load.description}.\n\n{markdown(grid)}\n{LEGEND}\n"
     configuration = {"seed": str(options.seed), "salt": plan.salt}

@@ -173,9 +173,7 @@ def _tell(planned: Plan, measured: Sequence[Measured], console: Console) -> None
     points = [each.point for each in measured]
     names = list(dict.fromkeys(point.workload.name for point in points))
     for name in names:
-        console.print(scorecard_table.terminal_table([point for point in points if point.workload.name == name]))
-    for line in scorecard_table.problem_lines(points):
-        console.print(line, style="red")
+        scorecard_table.show([point for point in points if point.workload.name == name], console)
     configuration = {"seed": str(planned.options.seed), "salt": planned.salt}
     outcome = Result("run-" + "-".join(names), configuration, points=tuple(points))
     paths = list(write(outcome, measured, planned.options.folder))
