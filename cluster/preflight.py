@@ -6,12 +6,17 @@ import errno
 import socket
 
 from cluster.config import Config
+from kernels.cpu.pages import SCALE_BYTES
+from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
+from replica.kv_pool import size_pool
 from replica.models.config import read_model_config
 from replica.models.model_config import shard_problem
 from replica.models.tensors import check_tensors
 from router.served_model import load_served_model
+
+CLUSTER_S = 10.0  # until a cluster to be joined has answered
 
 
 class StartError(Exception):
@@ -48,6 +53,18 @@ def take_port(host: str, port: int) -> socket.socket:
     return claim
 
 
+def find_cluster(address: str) -> None:
+    """Somebody answers at HOST:PORT; Ray itself would look for a minute. Raises StartError. Addresses of other forms are Ray's to find."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CLUSTER_S).close()
+    except (OSError, OverflowError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise StartError(f"no Ray cluster answers at {address}: {reason}") from None
+
+
 def find_model(config: Config) -> ModelFiles | None:
     """The model's files, downloaded if need be. None for a mock, which has none.
 
@@ -67,7 +84,19 @@ def find_model(config: Config) -> ModelFiles | None:
     wanted = config.engine.max_model_len
     if wanted is not None and wanted > model.context_max:
         raise StartError(f"max_model_len {wanted} exceeds the model's context of {model.context_max} tokens")
+    if config.engine.device == "cpu" or config.engine.num_gpu_blocks_override is not None:  # else a GPU's memory may size the pool
+        try:
+            size_pool(config.engine, model, *_element_bytes(config.engine))
+        except ModelError as error:
+            raise StartError(str(error)) from None
     problem = shard_problem(model, config.engine.tensor_parallel_size)
     if problem:
         raise StartError(problem)
     return files
+
+
+def _element_bytes(engine: EngineConfig) -> tuple[int, int]:
+    """Of keys and values, and of the scale of each. `auto` may turn out wider, never narrower: what does not fit so never does."""
+    if engine.kv_cache_dtype == "int8":
+        return 1, SCALE_BYTES
+    return 4 if engine.dtype == "float32" else 2, 0
