@@ -15,8 +15,14 @@
 
 #include "amx.h"
 
-constexpr int KEYS = 64;          // of a block
+#ifdef __AMX_BF16__
+constexpr int KEYS = 256;         // of a block
+#else
+constexpr int KEYS = 64;
+#endif
 constexpr int TILE = LANES;       // tokens of a tile
+constexpr int TILES_OF_BLOCK = KEYS / TILE;
+constexpr int FOUR = 4;           // tiles whose scores are computed together, and how many are fetched ahead
 constexpr int BLOCK_ROWS = 48;    // queries (token and head) that share a pass over the keys, at least one token's
 constexpr float NOTHING = -1e30f; // below any score, and finite: the difference of two is not NaN
 
@@ -82,9 +88,9 @@ struct Span {  // some tokens of one row, for one KV head
 };
 
 struct AttentionScratch {  // of one thread
-    std::vector<float> sums, top, mass;
-    float scales[2][KEYS];  // of a block's keys and values
-    std::vector<uint16_t> wide;  // its keys and values, from int8
+    Lines<float> sums, top, mass;
+    alignas(64) float scales[2][KEYS];  // of a block's keys and values
+    Lines<uint16_t> wide;  // its keys and values, from int8
     void fit(int rows, int dim, bool is_int8) {
         sums.resize((size_t)rows * dim), top.resize(rows), mass.resize((size_t)rows * LANES);
         std::fill_n(scales[0], 2 * KEYS, 1.0f);
@@ -94,7 +100,8 @@ struct AttentionScratch {  // of one thread
 
 struct Block {  // of keys and values: its tiles, and those to fetch meanwhile, which are its own where nothing is to be fetched
     int first, tiles;
-    const uint16_t *keys[4], *values[4], *keys_ahead[4], *values_ahead[4];
+    using Pointers = const uint16_t*[TILES_OF_BLOCK];
+    Pointers keys, values, keys_ahead, values_ahead;
 
     void point(int t, const uint8_t* tile, const uint8_t* ahead, size_t side) {
         keys[t] = (const uint16_t*)tile, values[t] = (const uint16_t*)(tile + side);
@@ -121,7 +128,7 @@ inline void scores(const Span& span, int row, const Block& block, int dim, float
         for (int t = 0; t < 4; t++) acc[i][t] = zero();
     for (int d = 0; d < dim / 2; d++) {
         I key[4];
-        for (int t = 0; t < 4; t++) key[t] = load_i(block.keys[t] + (size_t)d * PAIR), prefetch(block.keys_ahead[t] + (size_t)d * PAIR);
+        for (int t = 0; t < FOUR; t++) key[t] = load_i(block.keys[t] + (size_t)d * PAIR), prefetch(block.keys_ahead[t] + (size_t)d * PAIR);
 #pragma GCC unroll 6
         for (int i = 0; i < R; i++) {
             const I value = all_i(q[i][d]);
@@ -163,13 +170,14 @@ inline void weigh(const uint16_t* weights, const float* fade, const Block& block
 constexpr int QUERY_ROWS = LANES;  // that share a pass over a block: those of a tile
 
 inline void block_scores(const Span& span, int row, int count, const Block& block, int dim, float* out) {
-    tile_scores(span.queries + (size_t)row * dim, count, block.keys, block.keys_ahead, dim, out);
+    for (int t = 0; t < block.tiles; t += FOUR)
+        tile_scores(span.queries + (size_t)row * dim, count, block.keys + t, block.keys_ahead + t, dim, out + t * TILE, KEYS);
 }
 
 inline void block_sums(const uint16_t* weights, const float* fade, int count, const Block& block, int dim, float* sums) {
     for (int i = 0; i < count; i++)
         for (float *sum = sums + (size_t)i * dim, *end = sum + dim; fade[i] != 1 && sum < end; sum += LANES) store(sum, mul(load(sum), all(fade[i])));
-    tile_weigh(weights, count, block.values, block.values_ahead, block.tiles, dim, sums);
+    tile_weigh(weights, KEYS, count, block.values, block.values_ahead, block.tiles, dim, sums);
 }
 #else
 constexpr int QUERY_ROWS = 6;  // that share a pass over a block: with four tiles of keys 24 chains
@@ -185,8 +193,30 @@ inline void block_sums(const uint16_t* weights, const float* fade, int count, co
 }
 #endif
 
+// Of one query: scores of a block's keys → weights, in bf16, and what of its sums remains. see(v, otherwise, tile) masks.
+template <class See>
+inline void soften(float* score, uint16_t* weights, int tiles, const float (*scales)[KEYS], float unit, float& highest, float* mass, float& fade, const See& see) {
+    F most = all(NOTHING);
+    for (int t = 0; t < tiles; t++) {
+        F s = load(score + t * TILE);
+        if (scales) s = mul(s, load(scales[0] + t * TILE)), store(score + t * TILE, s);
+        most = greatest(most, see(s, all(NOTHING), t));
+    }
+    const float before = highest;
+    highest = std::max(before, ::top(most));
+    fade = before == highest ? 1 : std::exp2((before - highest) * unit);
+    const F by = all(unit), least = all(-highest * unit);
+    F total = mul(load(mass), all(fade));
+    for (int t = 0; t < tiles; t++) {
+        const F p = see(decay(fma(load(score + t * TILE), by, least)), zero(), t);
+        total = add(total, p);
+        store_bf16(weights + t * TILE, scales ? mul(p, load(scales[1] + t * TILE)) : p);
+    }
+    store(mass, total);
+}
+
 // One block of keys for `count` queries from `row` on.
-inline void attend_block(const Span& span, int row, int count, const Block& block, int dim, AttentionScratch& scratch) {
+inline void attend_block(const Span& span, int row, int count, const Block& block, int dim, bool is_int8, AttentionScratch& scratch) {
     alignas(64) float score[QUERY_ROWS * KEYS];
     alignas(64) uint16_t weights[QUERY_ROWS * KEYS];
     float fade[QUERY_ROWS];
@@ -195,25 +225,12 @@ inline void attend_block(const Span& span, int row, int count, const Block& bloc
     for (int i = 0; i < count; i++) {
         const int position = span.position + (row + i) / span.heads;
         const int end = position + 1 - block.first, begin = span.window ? std::max(0, end - span.window) : 0;
-        const bool sees_all = begin == 0 && end >= KEYS;
-        const auto seen = [&](F v, F otherwise, int t) { return sees_all ? v : between(v, otherwise, begin - t * LANES, end - t * LANES); };
-        F s[4], most = all(NOTHING);
-        for (int t = 0; t < 4; t++) {
-            s[t] = seen(mul(load(score + i * KEYS + t * LANES), load(scratch.scales[0] + t * LANES)), all(NOTHING), t);
-            most = greatest(most, s[t]);
-        }
-        float& highest = scratch.top[row + i];
-        const float before = highest;
-        highest = std::max(before, ::top(most));
-        fade[i] = before == highest ? 1 : std::exp2((before - highest) * unit);
-        float* mass = &scratch.mass[(size_t)(row + i) * LANES];
-        F total = mul(load(mass), all(fade[i]));
-        for (int t = 0; t < 4; t++) {
-            const F p = seen(power_of_two(mul(sub(s[t], all(highest)), all(unit))), zero(), t);
-            total = add(total, p);
-            store_bf16(weights + i * KEYS + t * LANES, mul(p, load(scratch.scales[1] + t * LANES)));
-        }
-        store(mass, total);
+        const auto one = [&](const auto& see) {
+            soften(score + i * KEYS, weights + i * KEYS, block.tiles, is_int8 ? scratch.scales : nullptr, unit, scratch.top[row + i],
+                   &scratch.mass[(size_t)(row + i) * LANES], fade[i], see);
+        };
+        if (begin == 0 && end >= block.tiles * TILE) one([](F v, F, int) { return v; });
+        else one([&](F v, F otherwise, int t) { return between(v, otherwise, begin - t * TILE, end - t * TILE); });
     }
     block_sums(weights, fade, count, block, dim, &scratch.sums[(size_t)row * dim]);
 }
@@ -227,9 +244,9 @@ void attend(const Cache& cache, const Span& span, AttentionScratch& scratch, con
     std::fill_n(scratch.top.data(), rows, NOTHING);
     const int from = span.window ? std::max(0, span.position - span.window + 1) / KEYS * KEYS : 0;
     for (int first = from; first <= last; first += KEYS) {
-        Block block{first, std::min(KEYS / TILE, (last - first) / TILE + 1), {}, {}, {}, {}};
-        for (int t = 0; t < KEYS / TILE; t++) {  // behind the last tile: the first once more, computed in vain and masked
-            const int position = first + (t < block.tiles ? t : 0) * TILE, next = first + KEYS + t * TILE;
+        Block block{first, std::min(TILES_OF_BLOCK, (last - first) / TILE + 1), {}, {}, {}, {}};
+        for (int t = 0; t < (block.tiles + FOUR - 1) / FOUR * FOUR; t++) {  // behind the last tile: the first once more, computed in vain
+            const int position = first + (t < block.tiles ? t : 0) * TILE, next = first + (t + FOUR) * TILE;
             const uint8_t *tile = cache.tile(span.table, span.head, position), *ahead = next <= last ? cache.tile(span.table, span.head, next) : tile;
             if (cache.is_int8) {  // the tile to fetch is as long as keys in bf16, and its scales
                 const uint8_t* const wide = widened(cache, tile, t, scratch);
@@ -241,8 +258,8 @@ void attend(const Cache& cache, const Span& span, AttentionScratch& scratch, con
         }
         for (int row = 0, left = (rows + QUERY_ROWS - 1) / QUERY_ROWS; left; left--) {
             const int count = (rows - row + left - 1) / left;
-            attend_block(span, row, count, block, dim, scratch);
-            std::copy(block.keys, block.keys + 4, block.keys_ahead), std::copy(block.values, block.values + 4, block.values_ahead);
+            attend_block(span, row, count, block, dim, cache.is_int8, scratch);
+            std::copy_n(block.keys, TILES_OF_BLOCK, block.keys_ahead), std::copy_n(block.values, TILES_OF_BLOCK, block.values_ahead);
             row += count;
         }
     }
