@@ -15,14 +15,8 @@
 
 #include "amx.h"
 
-#ifdef __AMX_BF16__
-constexpr int KEYS = 256;         // of a block
-#else
-constexpr int KEYS = 64;
-#endif
+constexpr int KEYS = 64;          // of a block
 constexpr int TILE = LANES;       // tokens of a tile
-constexpr int TILES_OF_BLOCK = KEYS / TILE;
-constexpr int FOUR = 4;           // tiles whose scores are computed together, and how many are fetched ahead
 constexpr int BLOCK_ROWS = 48;    // queries (token and head) that share a pass over the keys, at least one token's
 constexpr float NOTHING = -1e30f; // below any score, and finite: the difference of two is not NaN
 
@@ -93,15 +87,13 @@ struct AttentionScratch {  // of one thread
     Lines<uint16_t> wide;  // its keys and values, from int8
     void fit(int rows, int dim, bool is_int8) {
         sums.resize((size_t)rows * dim), top.resize(rows), mass.resize((size_t)rows * LANES);
-        std::fill_n(scales[0], 2 * KEYS, 1.0f);
         if (is_int8) wide.resize((size_t)2 * KEYS * dim);
     }
 };
 
 struct Block {  // of keys and values: its tiles, and those to fetch meanwhile, which are its own where nothing is to be fetched
     int first, tiles;
-    using Pointers = const uint16_t*[TILES_OF_BLOCK];
-    Pointers keys, values, keys_ahead, values_ahead;
+    const uint16_t *keys[4], *values[4], *keys_ahead[4], *values_ahead[4];
 
     void point(int t, const uint8_t* tile, const uint8_t* ahead, size_t side) {
         keys[t] = (const uint16_t*)tile, values[t] = (const uint16_t*)(tile + side);
@@ -128,7 +120,7 @@ inline void scores(const Span& span, int row, const Block& block, int dim, float
         for (int t = 0; t < 4; t++) acc[i][t] = zero();
     for (int d = 0; d < dim / 2; d++) {
         I key[4];
-        for (int t = 0; t < FOUR; t++) key[t] = load_i(block.keys[t] + (size_t)d * PAIR), prefetch(block.keys_ahead[t] + (size_t)d * PAIR);
+        for (int t = 0; t < 4; t++) key[t] = load_i(block.keys[t] + (size_t)d * PAIR), prefetch(block.keys_ahead[t] + (size_t)d * PAIR);
 #pragma GCC unroll 6
         for (int i = 0; i < R; i++) {
             const I value = all_i(q[i][d]);
@@ -170,8 +162,7 @@ inline void weigh(const uint16_t* weights, const float* fade, const Block& block
 constexpr int QUERY_ROWS = LANES;  // that share a pass over a block: those of a tile
 
 inline void block_scores(const Span& span, int row, int count, const Block& block, int dim, float* out) {
-    for (int t = 0; t < block.tiles; t += FOUR)
-        tile_scores(span.queries + (size_t)row * dim, count, block.keys + t, block.keys_ahead + t, dim, out + t * TILE, KEYS);
+    tile_scores(span.queries + (size_t)row * dim, count, block.keys, block.keys_ahead, dim, out, KEYS);
 }
 
 inline void block_sums(const uint16_t* weights, const float* fade, int count, const Block& block, int dim, float* sums) {
@@ -193,22 +184,22 @@ inline void block_sums(const uint16_t* weights, const float* fade, int count, co
 }
 #endif
 
-// Of one query: scores of a block's keys → weights, in bf16, and what of its sums remains. see(v, otherwise, tile) masks.
+// Of one query: scores of a block's keys → weights in bf16, and what its sums fade by. see(v, otherwise, tile) masks; scales may be null.
 template <class See>
-inline void soften(float* score, uint16_t* weights, int tiles, const float (*scales)[KEYS], float unit, float& highest, float* mass, float& fade, const See& see) {
-    F most = all(NOTHING);
-    for (int t = 0; t < tiles; t++) {
-        F s = load(score + t * TILE);
-        if (scales) s = mul(s, load(scales[0] + t * TILE)), store(score + t * TILE, s);
-        most = greatest(most, see(s, all(NOTHING), t));
+inline void soften(const float* score, const float (*scales)[KEYS], float unit, const See& see, float& highest, float* mass, float& fade, uint16_t* weights) {
+    F s[KEYS / TILE], most = all(NOTHING);
+    for (int t = 0; t < KEYS / TILE; t++) {
+        s[t] = load(score + t * TILE);
+        if (scales) s[t] = mul(s[t], load(scales[0] + t * TILE));
+        most = greatest(most, see(s[t], all(NOTHING), t));
     }
     const float before = highest;
     highest = std::max(before, ::top(most));
     fade = before == highest ? 1 : std::exp2((before - highest) * unit);
     const F by = all(unit), least = all(-highest * unit);
     F total = mul(load(mass), all(fade));
-    for (int t = 0; t < tiles; t++) {
-        const F p = see(decay(fma(load(score + t * TILE), by, least)), zero(), t);
+    for (int t = 0; t < KEYS / TILE; t++) {
+        const F p = see(decay(fma(s[t], by, least)), zero(), t);
         total = add(total, p);
         store_bf16(weights + t * TILE, scales ? mul(p, load(scales[1] + t * TILE)) : p);
     }
@@ -223,13 +214,12 @@ inline void attend_block(const Span& span, int row, int count, const Block& bloc
     block_scores(span, row, count, block, dim, score);
     const float unit = span.scale * 1.4426950409f;
     for (int i = 0; i < count; i++) {
-        const int position = span.position + (row + i) / span.heads;
-        const int end = position + 1 - block.first, begin = span.window ? std::max(0, end - span.window) : 0;
+        const int end = span.position + (row + i) / span.heads + 1 - block.first, begin = span.window ? std::max(0, end - span.window) : 0;
         const auto one = [&](const auto& see) {
-            soften(score + i * KEYS, weights + i * KEYS, block.tiles, is_int8 ? scratch.scales : nullptr, unit, scratch.top[row + i],
-                   &scratch.mass[(size_t)(row + i) * LANES], fade[i], see);
+            soften(score + i * KEYS, is_int8 ? scratch.scales : nullptr, unit, see, scratch.top[row + i], &scratch.mass[(size_t)(row + i) * LANES],
+                   fade[i], weights + i * KEYS);
         };
-        if (begin == 0 && end >= block.tiles * TILE) one([](F v, F, int) { return v; });
+        if (begin == 0 && end >= KEYS) one([](F v, F, int) { return v; });
         else one([&](F v, F otherwise, int t) { return between(v, otherwise, begin - t * TILE, end - t * TILE); });
     }
     block_sums(weights, fade, count, block, dim, &scratch.sums[(size_t)row * dim]);
@@ -244,9 +234,9 @@ void attend(const Cache& cache, const Span& span, AttentionScratch& scratch, con
     std::fill_n(scratch.top.data(), rows, NOTHING);
     const int from = span.window ? std::max(0, span.position - span.window + 1) / KEYS * KEYS : 0;
     for (int first = from; first <= last; first += KEYS) {
-        Block block{first, std::min(TILES_OF_BLOCK, (last - first) / TILE + 1), {}, {}, {}, {}};
-        for (int t = 0; t < (block.tiles + FOUR - 1) / FOUR * FOUR; t++) {  // behind the last tile: the first once more, computed in vain
-            const int position = first + (t < block.tiles ? t : 0) * TILE, next = first + (t + FOUR) * TILE;
+        Block block{first, std::min(KEYS / TILE, (last - first) / TILE + 1), {}, {}, {}, {}};
+        for (int t = 0; t < KEYS / TILE; t++) {  // behind the last tile: the first once more, computed in vain and masked
+            const int position = first + (t < block.tiles ? t : 0) * TILE, next = first + KEYS + t * TILE;
             const uint8_t *tile = cache.tile(span.table, span.head, position), *ahead = next <= last ? cache.tile(span.table, span.head, next) : tile;
             if (cache.is_int8) {  // the tile to fetch is as long as keys in bf16, and its scales
                 const uint8_t* const wide = widened(cache, tile, t, scratch);
@@ -259,7 +249,7 @@ void attend(const Cache& cache, const Span& span, AttentionScratch& scratch, con
         for (int row = 0, left = (rows + QUERY_ROWS - 1) / QUERY_ROWS; left; left--) {
             const int count = (rows - row + left - 1) / left;
             attend_block(span, row, count, block, dim, cache.is_int8, scratch);
-            std::copy_n(block.keys, TILES_OF_BLOCK, block.keys_ahead), std::copy_n(block.values, TILES_OF_BLOCK, block.values_ahead);
+            std::copy(block.keys, block.keys + 4, block.keys_ahead), std::copy(block.values, block.values + 4, block.values_ahead);
             row += count;
         }
     }
