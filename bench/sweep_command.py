@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import result, run_command, scorecard_table
 from bench.console import new_console
 from bench.measurement import Measured
@@ -35,7 +33,8 @@ def sweep(plan: SweepPlan, state: SweepState) -> int:
     outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points, details=texts(done))
     paths = write(outcome, done, plan.options.folder)
     state.discard()
-    tell_paths(console, [*paths, *report_too(paths[0], console)])
+    run_command.tell_paths(paths, console)
+    run_command.tell_paths(report_too(paths[0], console), console)
     return 0
 
 
@@ -62,8 +61,3 @@ def write(outcome: Result, done: Swept, folder: Path) -> Sequence[Path]:
     rows = done.rows
     measured = [Measured(point, tuple(row for row in rows if row.point == i)) for i, point in enumerate(done.points)]
     return run_command.write(outcome, measured, folder)
-
-
-def tell_paths(console: Console, paths: Sequence[Path]) -> None:
-    for path in paths:
-        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}")
