@@ -21,13 +21,14 @@ from bench.report.page import Grid, markdown
 from bench.report_command import report_too
 from bench.request_log import RequestRow
 from bench.result import Result, load_requests, load_result
+from bench.scorecard_table import show_caveats
 from bench.server import setting_of
 from bench.slo import Slo
 from bench.stack import StackError
 from bench.sweep.carry_out import Swept, begin, carry_out
 from bench.sweep.plan import SweepOptions, SweepPlan, plan_sweep
 from bench.sweep.state import SweepState
-from bench.sweep_command import metrics_of, tell_paths
+from bench.sweep_command import metrics_of
 
 MARKS = {True: "yes", False: "NO", None: "?"}
 
@@ -71,15 +72,20 @@ def begin_all(plans: Sequence[SweepPlan], *, restart: bool) -> list[SweepState]:
 def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], demand: Demand, console: Console, *, priced: bool) -> int:
     """Sweep every configuration (what is finished is not measured again), decide, write. 1 when none keeps the SLO."""
     done: list[Swept] = []
-    for plan, state in zip(plans, states, strict=True):
-        try:
-            done.append(carry_out(plan, state, console.print))
-        except (StackError, ValueError) as error:
-            console.print(f"{plan.options.label} drops out: {error}", style="red")
+    try:
+        for plan, state in zip(plans, states, strict=True):
+            try:
+                done.append(carry_out(plan, state, console.print))
+            except (StackError, ValueError) as error:
+                console.print(f"{plan.options.label} drops out: {error}", style="red")
+    finally:
+        for state in states:
+            state.tidy()
     points = [point for each in done for point in each.points]
     if not points:
         return 1
     chosen = decide(candidates_of(points), demand, context_of(plans[0]), priced=priced)
+    show_caveats(points, console)
     show(chosen, console)
     measured: list[Measured] = []
     for each in done:
@@ -92,7 +98,8 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
     paths = run_command.write(outcome, measured, plans[0].options.folder)
     for each in done:
         each.state.discard()
-    tell_paths(console, [*paths, *report_too(paths[0], console)])
+    run_command.tell_paths(paths, console)
+    run_command.tell_paths(report_too(paths[0], console), console)
     return 0 if chosen.choice.winner else 1
 
 
@@ -109,6 +116,7 @@ def choose_from_files(sources: Sequence[Path], demand: Demand, console: Console,
     if asked is not None and asked != points[0].slo:
         raise ValueError(f"these were judged by {points[0].slo.description}, not by {asked.description}: leave --slo out, or sweep anew")
     chosen = decide(candidates, replace(demand, slo=points[0].slo), longest_of(rows), priced=priced)
+    show_caveats(points, console)
     show(chosen, console)
     return 0 if chosen.choice.winner else 1
 

@@ -27,10 +27,14 @@ class Target:
 
     @staticmethod
     def parse(url: str, api_key: str = "") -> Target:
-        """Raises ValueError for anything but http(s)://host[:port][/path]."""
+        """Raises ValueError for anything but http(s)://host[:port][/path], what would be dropped among it."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http(s) URL: {url!r}")
+        if "@" in parts.netloc:
+            raise ValueError("a URL with a user or a password: they would not be sent; a key is given as --api-key")
+        if parts.query or parts.fragment:
+            raise ValueError("a URL ends with its path, and what follows would not be sent")
         tls = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         return Target(parts.hostname, parts.port or (443 if tls else 80), tls, prefix, api_key)
@@ -58,6 +62,7 @@ class Connection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._now_s = 0.0
         self._keep_alive = False
+        self._until_closed = False  # the end of the connection is that of the answer
         self.uses = 0
         self.answered = False  # a byte came since the last start
 
@@ -72,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._sink = sink
         self._parser = httptools.HttpResponseParser(self)
         self.uses += 1
-        self.answered = False
+        self.answered = self._until_closed = False
         if self._transport is None or self._transport.is_closing():
             self._now_s = time.perf_counter()
             self._break("connection closed")
@@ -108,7 +113,10 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._now_s = time.perf_counter()
         self._keep_alive = False
-        if self._sink is not None:
+        if self._sink is not None and self._until_closed and exc is None:
+            sink, self._sink = self._sink, None
+            sink.ended(self._now_s)
+        elif self._sink is not None:
             self._break("connection closed" if exc is None else f"connection lost: {exc}")
 
     # --- httptools ---
@@ -122,6 +130,8 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         status = self._parser.get_status_code()
+        measured = "content-length" in self._headers or "chunked" in self._headers.get("transfer-encoding", "").lower()
+        self._until_closed = status >= 200 and status not in (204, 304) and not measured
         if self._sink is not None and status >= 200:
             self._sink.begun(status, self._headers, self._now_s)
 

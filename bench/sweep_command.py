@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import result, run_command, scorecard_table
 from bench.console import new_console
 from bench.measurement import Measured
@@ -29,15 +27,14 @@ def sweep(plan: SweepPlan, state: SweepState) -> int:
         console.print(str(error), style="red")
         return 1
     points = done.points
-    console.print(scorecard_table.terminal_table(points))
-    for line in scorecard_table.problem_lines(points):
-        console.print(line, style="red")
+    scorecard_table.show(points, console)
     console.print(str(done.knee), style="bold")
     configuration = {"seed": str(plan.options.seed), "label": plan.options.label}
     outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points, details=texts(done))
     paths = write(outcome, done, plan.options.folder)
     state.discard()
-    tell_paths(console, [*paths, *report_too(paths[0], console)])
+    run_command.tell_paths(paths, console)
+    run_command.tell_paths(report_too(paths[0], console), console)
     return 0
 
 
@@ -64,8 +61,3 @@ def write(outcome: Result, done: Swept, folder: Path) -> Sequence[Path]:
     rows = done.rows
     measured = [Measured(point, tuple(row for row in rows if row.point == i)) for i, point in enumerate(done.points)]
     return run_command.write(outcome, measured, folder)
-
-
-def tell_paths(console: Console, paths: Sequence[Path]) -> None:
-    for path in paths:
-        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import nlargest
 from random import Random
 
 from replica.contract.messages import Frame, TokenDelta, Welcome
@@ -24,6 +23,7 @@ from router.policy.of_late import LeastOfLate
 from router.policy.popularity import Popularity
 from router.policy.prediction import Coverage, Prediction
 from router.policy.prefix_index import PrefixIndex
+from router.policy.prefix_match import PrefixMatch
 from router.policy.report_check import Lies, limits_fault, load_fault
 from router.policy.request_view import RequestView
 from router.policy.scoring import Candidate
@@ -233,18 +233,18 @@ class Fleet:
 
     def outlays(self, request: RequestView, candidates: Sequence[Known], now: float, *, sample: bool = True) -> list[Outlay]:
         """What to expect from each candidate that could ever run it; of many, from the likely ones and a sample."""
-        depths = self.index.match(request.block_keys)
-        shared = max(depths.values(), default=0)
+        match = self.index.match(request.block_keys)
+        shared = match.longest
         uses = self._popularity.uses(request.block_keys[shared - 1], now) if shared else 0.0
         if sample and len(candidates) > SCORED_MAX:
-            candidates = likely(candidates, _holders(self, depths), SCORED_MAX, self._random)
+            candidates = likely(candidates, _holders(self, match), SCORED_MAX, self._random)
         found: list[Outlay] = []
         for known in candidates:
             view = known.view
             if not fits(view, request):
                 continue
             expected = forecast(
-                view, request, Hit(depths.get(view.incarnation, 0), shared, uses), output_tokens=self.output_length.mean, now=now
+                view, request, Hit(match.blocks(view.incarnation), shared, uses), output_tokens=self.output_length.mean, now=now
             )
             slo_s = view.limits.step_slo_s
             ttfts = known.calibrations.ttft(expected.new_tokens)
@@ -273,10 +273,9 @@ def backlog_s(fleet: Fleet, now: float) -> float:
     return sum(drains) / len(drains) if drains else 0.0
 
 
-def _holders(fleet: Fleet, depths: dict[Incarnation, int]) -> list[Known]:
-    """Those with the longest hits, the longest first."""
-    deepest = nlargest(SCORED_MAX // 2, depths, key=depths.__getitem__)
-    return [known for one in deepest if (known := fleet.get(one)) is not None]
+def _holders(fleet: Fleet, match: PrefixMatch) -> list[Known]:
+    """Those with the longest hits."""
+    return [known for one in match.holders(SCORED_MAX // 2) if (known := fleet.get(one)) is not None]
 
 
 def _scale(expected: Forecast, learned: float) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from replica.contract.messages import Frame, KvEvent, Removed, Snapshot, Stored
 from router.policy.incarnation import Incarnation
+from router.policy.prefix_match import PrefixMatch
 
 ENTRY_BYTES = 240  # of one key: the 16-byte key object, its node in the OrderedDict, the bits; measured by a test
 _RETIRED_BITS_MAX = 32  # then they are swept
@@ -39,6 +40,7 @@ class PrefixIndex:
         self._entries_max = max(1, bytes_max // ENTRY_BYTES)
         self._holders: OrderedDict[bytes, int] = OrderedDict()
         self._views: dict[Incarnation, _View] = {}
+        self._names: dict[int, Incarnation] = {}  # of the live bits
         self._live = 0
         self._retired = 0
         self._coming: dict[bytes, dict[int, dict[int, None]]] = {}  # key → bit → attempts that will bring it
@@ -50,8 +52,7 @@ class PrefixIndex:
     def add(self, incarnation: Incarnation) -> None:
         """A replica connected: nothing is known of its cache until its snapshot comes. Ask for one."""
         self.remove(incarnation)
-        self._views[incarnation] = _View(self._free_bit())
-        self._live |= self._views[incarnation].bit
+        self._views[incarnation] = _View(self._new_bit(incarnation))
 
     def remove(self, incarnation: Incarnation) -> None:
         view = self._views.get(incarnation)
@@ -71,7 +72,7 @@ class PrefixIndex:
             return False  # not ours, late, or a snapshot is on its way anyhow
         if frame.sequence == view.sequence + frame.batches:
             for event in frame.events:
-                self._apply(view, event)
+                self._apply(incarnation, view, event)
             view.sequence = frame.sequence
             view.stale = 0
             return False
@@ -80,7 +81,7 @@ class PrefixIndex:
             view.stale += 1
             if view.stale < _STALE_MAX:
                 return False  # a repetition
-        self._forget(view)
+        self._forget(incarnation, view)
         self.resyncs += 1
         return True
 
@@ -93,12 +94,12 @@ class PrefixIndex:
             self.stale += 1
             return
         if view.sequence is not None:
-            self._forget(view)
+            self._forget(incarnation, view)
         self._store(view, (key for key, _ in snapshot.blocks))
         view.sequence = snapshot.sequence
         view.stale = 0
 
-    def _apply(self, view: _View, event: KvEvent) -> None:
+    def _apply(self, incarnation: Incarnation, view: _View, event: KvEvent) -> None:
         if isinstance(event, Stored):
             self._store(view, event.keys)
         elif isinstance(event, Removed):
@@ -112,7 +113,7 @@ class PrefixIndex:
                 else:
                     del self._holders[key]
         else:
-            self._forget(view)
+            self._forget(incarnation, view)
 
     def _store(self, view: _View, keys: Iterable[bytes]) -> None:
         holders = self._holders
@@ -159,9 +160,9 @@ class PrefixIndex:
 
     # --- the question ------------------------------------------------------------------------------------------------
 
-    def match(self, keys: Sequence[bytes]) -> dict[Incarnation, int]:
-        """Leading blocks of `keys` each incarnation holds or will hold; those with none are absent. Refreshes what it finds."""
-        ends: dict[int, int] = {}
+    def match(self, keys: Sequence[bytes]) -> PrefixMatch:
+        """Leading blocks of `keys` each incarnation holds or will hold. Refreshes what it finds."""
+        levels: list[tuple[int, int]] = []
         alive = self._live
         depth = 0
         for key in keys:
@@ -172,18 +173,18 @@ class PrefixIndex:
                     mask |= bit
             mask &= alive
             if mask != alive:
-                _ended(ends, alive & ~mask, depth)
+                if depth:
+                    levels.append((depth, alive))
                 alive = mask
                 if not mask:
                     break
             depth += 1
-        _ended(ends, alive, depth)
-        if not ends:
-            return {}
+        if alive and depth:
+            levels.append((depth, alive))
         for key in reversed(keys[:depth]):  # a chain's head is the last to be evicted
             if key in self._holders:
                 self._holders.move_to_end(key)
-        return {incarnation: ends[view.bit] for incarnation, view in self._views.items() if ends.get(view.bit)}
+        return PrefixMatch(levels, self._bit_of, self._names)
 
     @property
     def entries(self) -> int:
@@ -196,10 +197,9 @@ class PrefixIndex:
 
     # --- bits --------------------------------------------------------------------------------------------------------
 
-    def _forget(self, view: _View) -> None:
+    def _forget(self, incarnation: Incarnation, view: _View) -> None:
         """Drop all entries of the view by giving it another bit; attempts under way keep their hits to come."""
-        old, view.bit = view.bit, self._free_bit()
-        self._live |= view.bit
+        old, view.bit = view.bit, self._new_bit(incarnation)
         for attempt, keys in view.coming.items():
             for key in keys:
                 by_bit = self._coming[key]
@@ -210,13 +210,21 @@ class PrefixIndex:
         self._retire(old)
         view.sequence = None
 
-    def _free_bit(self) -> int:
+    def _bit_of(self, incarnation: Incarnation) -> int:
+        view = self._views.get(incarnation)
+        return 0 if view is None else view.bit
+
+    def _new_bit(self, incarnation: Incarnation) -> int:
         """The lowest bit that neither lives nor waits to be swept."""
         free = ~(self._live | self._retired)
-        return free & -free
+        bit = free & -free
+        self._live |= bit
+        self._names[bit] = incarnation
+        return bit
 
     def _retire(self, bit: int) -> None:
         self._live &= ~bit
+        del self._names[bit]
         self._retired |= bit
         if self._retired.bit_count() < _RETIRED_BITS_MAX:
             return
@@ -227,11 +235,3 @@ class PrefixIndex:
             else:
                 del self._holders[key]
         self._retired = 0
-
-
-def _ended(ends: dict[int, int], mask: int, depth: int) -> None:
-    """Note for every bit of `mask` that its match ended after `depth` blocks."""
-    while mask and depth:
-        bit = mask & -mask
-        ends[bit] = depth
-        mask ^= bit
