@@ -10,7 +10,7 @@
 // The 16 even and the 16 odd products of a tile are summed apart, then both are added to the chain: another order than VDPBF16PS has.
 // So tiles serve every number of rows, one too, and all of attention; a row's bits depend neither on the others nor on their number. A
 // chain that is put down in float32 between two parts of K is the same chain.
-// Quantised weights stay with matrix.h: a group of 32 bytes fills half a tile, and scaling its 256 sums takes longer than the product.
+// Quantised weights stay with matrix.h: scaling the 256 sums of a group and tile takes longer than the product (docs/cpu-step.md).
 #pragma once
 #include "matrix.h"
 
@@ -75,8 +75,8 @@ inline void fetch_ahead(const Panels& w, int step) {
 // `start` + x [count][steps · 32] · weights → out [count][line], in tiles. meanwhile(step) is called at every 32 of K: what does not wait for
 // these tiles is done while they are multiplied. What is seen once leaves the first cache to the rest: x, or the weights of few rows.
 template <bool MANY, class Meanwhile>
-inline void multiply_block(const Panels& w, const uint16_t* x, int stride, int count, int from, int to, const float* start, int start_line, float* out, int line,
-                           const Meanwhile& meanwhile) {
+inline void multiply_block(const Panels& w, const uint16_t* x, int stride, int count, int from, int to, const float* start, int start_line,
+                           float* out, int line, const Meanwhile& meanwhile) {
     const int low = std::min(count, LANES), high = count - low;
     Registers::use({low, high, low, high, FULL, FULL});
     _tile_loadd(0, start, start_line * 4);
@@ -181,7 +181,8 @@ inline void tile_scores(const uint16_t* q, int count, const uint16_t* const* key
 }
 
 // sums [count][D] += weights [count][line] · values of the tiles, 64 of D at once, or 32.
-inline void tile_weigh(const uint16_t* weights, int line, int count, const uint16_t* const* values, const uint16_t* const* ahead, int tiles, int dim, float* sums) {
+inline void tile_weigh(const uint16_t* weights, int line, int count, const uint16_t* const* values, const uint16_t* const* ahead, int tiles,
+                       int dim, float* sums) {
     Registers::use({count, count, count, count, FULL, HALF});
     for (int d = 0; d < dim; d += 2 * PAIR) {
         const bool is_whole = d + PAIR < dim;

@@ -186,7 +186,8 @@ inline void block_sums(const uint16_t* weights, const float* fade, int count, co
 
 // Of one query: scores of a block's keys → weights in bf16, and what its sums fade by. see(v, otherwise, tile) masks; scales may be null.
 template <class See>
-inline void soften(const float* score, const float (*scales)[KEYS], float unit, const See& see, float& highest, float* mass, float& fade, uint16_t* weights) {
+inline void soften(const float* score, const float (*scales)[KEYS], float unit, const See& see, float& highest, float* mass, float& fade,
+                   uint16_t* weights) {
     F s[KEYS / TILE], most = all(NOTHING);
     for (int t = 0; t < KEYS / TILE; t++) {
         s[t] = load(score + t * TILE);

@@ -309,7 +309,8 @@ class Decoder {
         const int pairs = m_.width / PAIR, blocks = Range::blocks(from, step.tokens);
         worker.each(blocks * pairs, run_of(blocks * pairs), [&](int task) {  // two pairs: 32 of gate and 32 of up
             const int pair = task % pairs;
-            outputs<2>(layer.gate_up, from, Range::of(task / pairs, blocks, step.tokens), 2 * pair, thread_[worker.index].product, [&](int row, const float* y) {
+            const Range range = Range::of(task / pairs, blocks, step.tokens);
+            outputs<2>(layer.gate_up, from, range, 2 * pair, thread_[worker.index].product, [&](int row, const float* y) {
                 float gated[PAIR];
                 for (int half = 0; half < 2; half++)
                     store(gated + half * LANES, mul(silu(load(y + half * PAIR)), load(y + half * PAIR + LANES)));
