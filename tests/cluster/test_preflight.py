@@ -99,23 +99,3 @@ def test_a_cluster_that_does_not_answer_is_said_at_once() -> None:
 @pytest.mark.parametrize("address", ["auto", "local", "ray://127.0.0.1:1"])
 def test_addresses_of_other_forms_are_left_to_ray(address: str) -> None:
     find_cluster(address)
-
-
-@pytest.mark.parametrize(
-    ("engine", "why"),
-    [
-        ({"num_gpu_blocks_override": 1, "block_size": 1}, "a pool of 1 KV blocks of 1 tokens holds no sequence"),
-        ({"device": "cpu", "kv_cache_memory_bytes": 100}, "kv_cache_memory_bytes 100 holds no KV block"),
-        ({"num_gpu_blocks_override": 2, "max_model_len": 64}, "max_model_len 64 does not fit the KV pool of 32 tokens"),
-        ({"num_gpu_blocks_override": 4, "max_model_len": 64}, None),
-        ({"kv_cache_memory_bytes": 100}, None),
-    ],
-)
-def test_a_pool_that_holds_nothing_is_refused_before_anything_starts(engine: dict[str, object], why: str | None) -> None:
-    """Where its size is the configuration's: on a GPU memory sizes it."""
-    config = Config.model_validate({"engine": {"model": str(gguf_path()), **engine}})
-    if why is None:
-        assert find_model(config) is not None
-    else:
-        with pytest.raises(StartError, match=why):
-            find_model(config)
