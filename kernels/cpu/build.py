@@ -133,6 +133,8 @@ def _compile(command: list[str], target: Path) -> None:
         except subprocess.TimeoutExpired as error:
             raise CannotBuild(f"{command[0]} took longer than {COMPILE_TIMEOUT_S:g} s") from error
         if done.returncode:
-            complaint = next((line for line in done.stderr.decode(errors="replace").splitlines() if "error" in line), "no message")
+            said = done.stderr.decode(errors="replace").splitlines()
+            # "failed" is the linker's word, of a full disk for example: the error after it says only that there was one.
+            complaint = next((line for line in said if "error" in line or "failed" in line), "no message")
             raise CannotBuild(f"{command[0]} failed: {complaint.strip()}")
         os.replace(made, target)

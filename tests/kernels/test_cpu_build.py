@@ -106,6 +106,10 @@ def test_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = compiler_of(tmp_path, "#!/bin/sh\necho 'step.cpp:1: error: broken' >&2\nexit 1\n")
     with pytest.raises(CannotBuild, match=r"failed: step.cpp:1: error: broken"):
         library_path(AVX2, tmp_path / "cache", compiler=failing)
+    said = "/usr/bin/ld: final link failed: No space left on device"
+    full = compiler_of(tmp_path, f"#!/bin/sh\necho '{said}' >&2\necho 'collect2: error: ld returned 1 exit status' >&2\nexit 1\n")
+    with pytest.raises(CannotBuild, match=f"failed: {said}"):
+        library_path(AVX2, tmp_path / "cache", compiler=full)
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotBuild, match=r"cache .* cannot be written"):
         library_path(AVX2, tmp_path / "file" / "cache", compiler=failing)
