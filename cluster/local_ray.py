@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from cluster import environment
@@ -63,11 +65,27 @@ def join(config: Config, address: str) -> None:
     _quiet(config)
 
 
-def stop() -> None:
-    """Disconnect, and end a Ray that `start` began."""
+def connected() -> bool:
+    ray = sys.modules.get("ray")
+    return bool(ray is not None and ray.is_initialized())
+
+
+def causes_of_death(pids: Collection[int]) -> dict[int, str]:
+    """Ray's words for why these actors' processes ended, where it has any; {} where it cannot be asked."""
     import ray
 
-    ray.shutdown()
+    try:
+        actors = ray._private.state.actors().values()
+    except Exception:  # only for a line to people
+        return {}
+    return {actor["Pid"]: str(actor["DeathCause"]) for actor in actors if actor["Pid"] in pids}
+
+
+def stop() -> None:
+    """Disconnect, and end a Ray that `start` began."""
+    ray = sys.modules.get("ray")
+    if ray is not None:
+        ray.shutdown()
 
 
 def session_logs(run: RunDirectory) -> Path:

@@ -1,0 +1,31 @@
+"""A replica that is lost is one line, with what it may be for; what goes on or never was a replica is none."""
+
+from __future__ import annotations
+
+from cluster.losses import Losses, Lost, line
+
+REPLICA, RANK, ROUTER = "ray::ServeReplica:smollm2:Replica", "ray::smollm2:Rank1", "ray::ServeReplica:smollm2:Router"
+OOM = 'oom_context { error_message: "Task was killed due to the node running low on memory." }'
+
+
+def test_who_has_gone_is_told_once_and_together() -> None:
+    losses = Losses()
+    all_of_them = {1: REPLICA, 2: RANK, 3: REPLICA, 4: ROUTER, 5: "ray::IDLE", 6: "/usr/bin/raylet --node_ip_address=127.0.0.1"}
+    assert losses.observe(all_of_them) == ()
+    assert losses.observe({pid: title for pid, title in all_of_them.items() if pid not in (2, 5)}) == ()
+    assert losses.observe({3: REPLICA, 4: ROUTER, 9: "ray::IDLE"}) == (), "its replica ends a moment later"
+    assert losses.observe({3: REPLICA, 4: ROUTER, 9: REPLICA}) == (Lost(2, "Rank1"), Lost(1, "Replica"))
+    assert losses.observe({3: REPLICA, 9: REPLICA}) == () and losses.observe({3: REPLICA, 9: REPLICA}) == (), "a router is none"
+
+
+def test_what_is_still_a_worker_without_a_title_is_not_lost() -> None:
+    losses = Losses()
+    assert not any(losses.observe({1: title}) for title in ("ray::IDLE", "ray::", "", ":", REPLICA, REPLICA))
+
+
+def test_the_line_says_who_and_what_to_do() -> None:
+    lost = (Lost(2, "Rank1"), Lost(1, "Replica"))
+    said = line(lost, {})
+    assert "\n" not in said and "a replica is lost, Rank1 (process 2), Replica (process 1);" in said and "if the machine's memory" in said
+    assert "Ray ended it because the machine's memory was nearly full: fewer --replicas" in line(lost, {2: OOM})
+    assert "Ray ended it" not in line(lost, {7: OOM}), "another's"
