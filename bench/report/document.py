@@ -9,8 +9,10 @@ from bench.analysis.at_load import name_of
 from bench.analysis.knee import find_knee
 from bench.caveats import caveats, heading_of
 from bench.peers.comparison import PEERS
+from bench.point import Point
 from bench.report import figure
 from bench.report.evidence_text import lines_of
+from bench.report.kinds import by_kind
 from bench.report.page import Block, Grid, Picture, Section, render
 from bench.report.pictures import curves_of, pictures
 from bench.report.servers import write_servers_report
@@ -54,11 +56,19 @@ def sections(result: ResultFile, rows: Sequence[RequestRow], drawn: Sequence[Blo
     told = [
         Section("What was asked", asked),
         Section("What came of it", [*knees, *caveats(points), *_grids(result)]),
+        *_kinds(points, rows),
         Section("Pictures", drawn),
         Section("What held it back", explained),
     ]
     extra = [Section(str(title), [f"{text}\n"]) for title, text in _texts(result).items()]
     return [*told[:1], *extra, *told[1:], Section("How it was measured", [_how(result)])]
+
+
+def _kinds(points: Sequence[Point], rows: Sequence[RequestRow]) -> list[Section]:
+    """Of the points whose requests are of several kinds; no section where none are."""
+    grids = [(name_of(point, points), by_kind([row for row in rows if row.point == i])) for i, point in enumerate(points)]
+    blocks = [block for name, grid in grids if grid is not None for block in (f"{name}:", grid)]
+    return [Section("By kind of request", blocks)] if blocks else []
 
 
 def _explained(result: ResultFile, index: int, rows: Sequence[RequestRow]) -> str:
