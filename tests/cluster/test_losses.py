@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster import serve_command
+from cluster.config import Config
 from cluster.losses import Losses, Lost, line
+from cluster.stages import Stages
 
 REPLICA, RANK, ROUTER = "ray::ServeReplica:smollm2:Replica", "ray::smollm2:Rank1", "ray::ServeReplica:smollm2:Router"
 OOM = 'oom_context { error_message: "Task was killed due to the node running low on memory." }'
@@ -29,3 +37,23 @@ def test_the_line_says_who_and_what_to_do() -> None:
     assert "\n" not in said and "a replica is lost, Rank1 (process 2), Replica (process 1);" in said and "if the machine's memory" in said
     assert "Ray ended it because the machine's memory was nearly full: fewer --replicas" in line(lost, {2: OOM})
     assert "Ray ended it" not in line(lost, {7: OOM}), "another's"
+
+
+def test_serve_says_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of processes that it sees going; Ray is asked why, once, about these alone."""
+    seen = [{1: REPLICA, 2: RANK, 3: REPLICA}, {3: REPLICA}, {3: REPLICA, 9: REPLICA}, {3: REPLICA, 9: REPLICA}]
+    asked: list[list[int]] = []
+    monkeypatch.setattr(serve_command, "_start_ray", lambda *_: True)
+    monkeypatch.setattr(serve_command, "_start_application", lambda *_, **__: None)
+    monkeypatch.setattr(serve_command.processes, "living", lambda *_, **__: [])
+    monkeypatch.setattr(serve_command.processes, "titles", lambda alive: seen.pop(0))
+    monkeypatch.setattr(serve_command.local_ray, "causes_of_death", lambda pids: asked.append(pids) or {2: OOM})
+    monkeypatch.setattr(serve_command.deployment, "take_down", lambda *_, **__: True)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    signals: Any = SimpleNamespace(started=lambda: None, wait=lambda timeout_s: not seen, asked_to_hurry=False)
+    guardian: Any = SimpleNamespace(pid=0, watch=lambda pids: None)
+    directory: Any = None
+    assert serve_command._serve(Config(), signals, Stages(), directory, guardian) == serve_command.EXIT_OK
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "Replica (process 1), Rank1 (process 2)" in said[0] and "Ray ended it" in said[0]
+    assert asked == [[1, 2]]
