@@ -6,10 +6,12 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from cluster import environment
+from cluster import environment, stages
 from cluster.config import Config
 from cluster.cores import usable_cores
 from cluster.mortal import mortal
@@ -18,6 +20,8 @@ from cluster.run_directory import RunDirectory
 OBJECT_STORE_BYTES = 80_000_000  # Ray's least; tokens never pass through it
 GCS = "gcs_server"
 RAYLET = "raylet"
+_SAID_BY_US = ("A worker died or was killed", "killed due to memory pressure")
+_SHOWN_MAX = 300  # letters
 
 
 def joined_address(config: Config) -> str | None:
@@ -102,3 +106,14 @@ def _quiet(config: Config) -> None:
 
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(_level(config))
+    if config.serve.log_level != "debug":
+        from ray._private import worker
+
+        worker.print_to_stdstream = partial(_pass_on, said_by_us=_SAID_BY_US if joined_address(config) is None else ())
+
+
+def _pass_on(data: Mapping[str, Any], *_: object, said_by_us: tuple[str, ...], **__: object) -> None:
+    """What Ray's raylets tell a driver, pages of it, as a line each; nothing of what `rantang serve` says itself (cluster.losses)."""
+    for text in data["lines"]:
+        if not any(part in text for part in said_by_us):
+            stages.error(f"Ray: {' '.join(text.split())[:_SHOWN_MAX]}")

@@ -112,6 +112,7 @@ def _serve(config: Config, signals: Signals, show: stages.Stages, directory: Run
     }
     signals.started()
     losses = Losses()
+    losses.observe(processes.titles(process.pid for process in processes.living(os.getpid(), but=guardian.pid)))
     while not signals.wait(_WATCH_PERIOD_S):
         alive = {process.pid for process in processes.living(os.getpid(), but=guardian.pid)}
         guardian.watch(alive)

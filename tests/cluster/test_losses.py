@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster import serve_command
+from cluster import local_ray, serve_command
 from cluster.config import Config
 from cluster.losses import Losses, Lost, line
 from cluster.stages import Stages
@@ -37,6 +37,18 @@ def test_the_line_says_who_and_what_to_do() -> None:
     assert "\n" not in said and "a replica is lost, Rank1 (process 2), Replica (process 1);" in said and "if the machine's memory" in said
     assert "Ray ended it because the machine's memory was nearly full: fewer --replicas" in line(lost, {2: OOM})
     assert "Ray ended it" not in line(lost, {7: OOM}), "another's"
+
+
+@pytest.mark.parametrize("said", [local_ray._SAID_BY_US, ()])
+def test_what_ray_says_of_it_is_not_said_again_and_all_else_is_a_line(said: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """On a cluster that is joined nobody else says it."""
+    texts = [
+        "A worker died or was killed while executing a task by an unexpected system error." + " To troubleshoot,\n" * 99,
+        "Infeasible\nas it is",
+    ]
+    local_ray._pass_on({"lines": texts, "pid": "raylet", "is_err": False}, ignore_prefix=False, said_by_us=said)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "rantang: Ray: Infeasible as it is" and len(lines) == 1 + (not said) and max(map(len, lines)) < 330
 
 
 def test_serve_says_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
