@@ -1,14 +1,16 @@
-"""Run by test_rank_nodes_served.py in a process of its own: a Ray of two raylets with one CPU each, and `rantang serve` on it.
+"""Run by the fixture `on_nodes` in a process of its own: a Ray of three raylets with made-up GPUs, and what Rantang does on it.
 
-    served_nodes_driver.py MODEL BODY
+    nodes_driver.py MODEL BODY
 
-MODEL is served by one replica of two ranks that each reserve a CPU, so that a raylet holds one; BODY is a chat's. Prints one JSON object:
-the nodes that the ranks' bundles are on, the parents of the ranks' processes, the answer, how the command ended and what was left.
+First what `rantang doctor` says. Then MODEL is served by one replica of two ranks that each reserve a CPU, so that a raylet holds one; BODY
+is a chat's. Prints one JSON object: of every case of the doctor the exit status and the lines; and of what was served the nodes that the
+ranks' bundles are on, the parents of the ranks' processes, the answer, how the command ended and what was left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -26,23 +28,58 @@ from cluster.environment import free_range
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
+STORE_BYTES = 80_000_000
 
 
-def served(model: str, address: str, scratch: str) -> tuple[subprocess.Popen[bytes], str, Path]:
-    """The command once it says that it is up, its URL, and what it printed. Raises RuntimeError with that when it does not come up."""
+def config(size: int, strategy: str, **serve: Any) -> Any:
+    from cluster.config import Config
+
+    engine = {"tensor_parallel_size": size, "device": "cpu"}  # the GPUs are made up: torch must not look for them
+    return Config.model_validate({"engine": engine, "serve": {"replicas": 1, "placement_strategy": strategy, "replica_gpus": 1, **serve}})
+
+
+def said(wanted: Any) -> tuple[int, list[str]]:
+    from cluster import doctor_command
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = doctor_command.check(wanted)
+    return status, [*out.getvalue().splitlines(), *err.getvalue().splitlines()]
+
+
+def groups() -> list[dict[str, Any]]:
+    """Placement groups that were not removed."""
+    import ray
+
+    return [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+
+
+def doctor() -> dict[str, Any]:
+    # SPREAD first: it is a wish, and takes one node where the other is not known to be free again yet
+    cases = {"spread": (2, "SPREAD"), "packed": (2, "STRICT_PACK"), "too many": (3, "STRICT_PACK"), "far too many": (5, "PACK")}
+    return {name: said(config(size, strategy)) for name, (size, strategy) in cases.items()} | {"groups left": len(groups())}
+
+
+@contextlib.contextmanager
+def serving(model: str, address: str, scratch: str) -> Any:
+    """The command once it says that it is up, its URL, and what it prints. Raises RuntimeError with that when it does not come up."""
     port, output = free_range(1), Path(scratch) / "serve.log"
     command = [sys.executable, "-m", "cluster.cli", "serve", model, "--ray-address", address, "--port", str(port), "--replicas", "1"]
     command += ["--tensor-parallel-size", "2", "--replica-cpus", "1", "--placement-strategy", "SPREAD", "--served-model-name", "tiny"]
     command += ["--dtype", "float32", "--num-threads", "1", "--num-gpu-blocks-override", "64", "--queue-time-slo-s", "300"]
+    command += ["--device", "cpu"]
     with output.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT)
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while "curl " not in output.read_text():
-        if process.poll() is not None or time.monotonic() > deadline_s:
+    try:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while "curl " not in output.read_text():
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError(output.read_text())
+            time.sleep(0.2)
+        yield process, f"http://127.0.0.1:{port}", output
+    finally:
+        if process.poll() is None:
             process.kill()
-            raise RuntimeError(output.read_text())
-        time.sleep(0.2)
-    return process, f"http://127.0.0.1:{port}", output
 
 
 def chat(url: str, body: str) -> Any:
@@ -65,26 +102,26 @@ def rank_parents() -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
+def served(model: str, body: str, address: str, scratch: str) -> dict[str, Any]:
+    with serving(model, address, scratch) as (process, url, output):
+        (group,) = groups()
+        found = {"nodes": list(group["bundles_to_node_id"].values()), "parents": rank_parents(), "answer": chat(url, body)}
+        process.send_signal(signal.SIGTERM)
+        found |= {"status": process.wait(STOP_TIMEOUT_S), "output": output.read_text()}
+    return found | {"groups left": len(groups())}
+
+
 def results(model: str, body: str, scratch: str) -> dict[str, Any]:
     import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
-    process: subprocess.Popen[bytes] | None = None
     try:
-        for more in ({"include_dashboard": False}, {}):
-            cluster.add_node(num_cpus=1, object_store_memory=80_000_000, **more)
+        for resources in ({"num_gpus": 0, "include_dashboard": False}, *[{"num_gpus": 2}] * 2):
+            cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, **resources)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        process, url, output = served(model, cluster.address, scratch)
-        (group,) = ray.util.placement_group_table().values()
-        found = {"nodes": list(group["bundles_to_node_id"].values()), "parents": rank_parents(), "answer": chat(url, body)}
-        process.send_signal(signal.SIGTERM)
-        found |= {"status": process.wait(STOP_TIMEOUT_S), "output": output.read_text()}
-        found["groups left"] = len([group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"])
-        return found
+        return {"doctor": doctor(), "served": served(model, body, cluster.address, scratch)}
     finally:
-        if process is not None and process.poll() is None:
-            process.kill()
         ray.shutdown()
         cluster.shutdown()
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from bench.drills import failover
+from bench.record import RequestRecord
 from bench.stack import Stack
 from tests.end_to_end.idle import ROOM_FOR_NOISE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(served: Stack) -> list[RequestRecord]:
+    """Of both faults: the same streams on the same stack."""
+    return asyncio.run(failover.undisturbed(served.url))
+
+
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-async def test_streams_survive(served: Stack, how: str) -> None:
-    outcome = await failover.run(served, how)
+async def test_streams_survive(served: Stack, undisturbed: list[RequestRecord], how: str) -> None:
+    outcome = await failover.disturb(served, how, undisturbed)
     assert outcome.tokens_before < failover.STREAMS * failover.OUTPUT_TOKENS, "the fault came too late to test anything"
     assert outcome.lost_streams == {}
     assert outcome.doubled == 0
