@@ -33,6 +33,7 @@ ApiKey = Annotated[str, typer.Option(envvar=["RANTANG_API_KEY", "OPENAI_API_KEY"
 Replicas = Annotated[
     int | None, typer.Option(help="Of the stack that is started: 1; at a URL, for the cost: as many as the server says, else 1.")
 ]
+ReplicasStarted = Annotated[int | None, typer.Option("--replicas", help="Of each stack that is started: 1 unless given.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of every stack.")]
 TextPrompts = Annotated[bool, typer.Option("--text-prompts", help="For servers that take no token ids.")]
 NoIds = Annotated[bool, typer.Option("--no-ids", help="Do not ask for token ids in the answer.")]
@@ -171,7 +172,7 @@ def ladder(
     requests: Requests = None,
     repeats: Repeats = 1,
     seed: Seed = 0,
-    replicas: Replicas = None,
+    replicas: ReplicasStarted = None,
     settings: Settings = None,
     timeout_s: TimeoutS = 1800.0,
     max_hours: MaxHours = HOURS_MAX,

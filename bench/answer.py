@@ -15,6 +15,7 @@ from bench.record import Outcome, RequestRecord
 ERROR_BODY_MAX_BYTES = 16 * 1024
 EVENT_MAX_BYTES = 16 * 1024 * 1024
 PROBLEMS_MAX = 8
+LOCATION_MAX = 200  # characters of where an answer moved to
 TOKENS_TOO_MANY = 64  # beyond what was asked for: the answer is not waited for any longer
 
 
@@ -105,6 +106,8 @@ class AnswerReader:
         record.status = status
         record.refusal.retry_after_s = _number(headers.get("retry-after"))
         record.refusal.retry_after_ms = _number(headers.get("retry-after-ms"))
+        if 300 <= status < 400:
+            self._problem(f"redirected to {headers.get('location', 'nowhere')[:LOCATION_MAX]}, which is not followed: give that URL")
         self._stream = status < 300 and self._expect.stream
         if self._stream and not headers.get("content-type", "").startswith("text/event-stream"):
             self._stream = False

@@ -21,6 +21,7 @@ from bench.report.page import Grid, markdown
 from bench.report_command import report_too
 from bench.request_log import RequestRow
 from bench.result import Result, load_requests, load_result
+from bench.scorecard_table import show_caveats
 from bench.server import setting_of
 from bench.slo import Slo
 from bench.stack import StackError
@@ -80,6 +81,7 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
     if not points:
         return 1
     chosen = decide(candidates_of(points), demand, context_of(plans[0]), priced=priced)
+    show_caveats(points, console)
     show(chosen, console)
     measured: list[Measured] = []
     for each in done:
@@ -109,6 +111,7 @@ def choose_from_files(sources: Sequence[Path], demand: Demand, console: Console,
     if asked is not None and asked != points[0].slo:
         raise ValueError(f"these were judged by {points[0].slo.description}, not by {asked.description}: leave --slo out, or sweep anew")
     chosen = decide(candidates, replace(demand, slo=points[0].slo), longest_of(rows), priced=priced)
+    show_caveats(points, console)
     show(chosen, console)
     return 0 if chosen.choice.winner else 1
 

@@ -22,8 +22,9 @@ import uvloop
 from bench import result
 from bench.arrivals import evenly
 from bench.connection import Target
+from bench.descriptors import allow
 from bench.load_client import LoadClient, open_loop
-from bench.measurement import limit_connections, no_collection
+from bench.measurement import no_collection
 from bench.mock_openai import STAMP_RANGE_US
 from bench.prompt_style import PromptStyle
 from bench.quantiles import quantile
@@ -117,7 +118,7 @@ def main() -> int:
     parser.add_argument("--token-ms", type=float, default=50.0)
     parser.add_argument("--repeats", type=int, default=5, help="runs; the middle one counts")
     options = parser.parse_args()
-    limit_connections()
+    allow(options.streams)
     cores = sorted(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "bench.mock_openai", "--token-ms", f"{options.token_ms:g}", "--stamp"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as mock:

@@ -58,6 +58,7 @@ class Connection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._now_s = 0.0
         self._keep_alive = False
+        self._until_closed = False  # the end of the connection is that of the answer
         self.uses = 0
         self.answered = False  # a byte came since the last start
 
@@ -72,7 +73,7 @@ class Connection(asyncio.Protocol):
         self._sink = sink
         self._parser = httptools.HttpResponseParser(self)
         self.uses += 1
-        self.answered = False
+        self.answered = self._until_closed = False
         if self._transport is None or self._transport.is_closing():
             self._now_s = time.perf_counter()
             self._break("connection closed")
@@ -108,7 +109,10 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._now_s = time.perf_counter()
         self._keep_alive = False
-        if self._sink is not None:
+        if self._sink is not None and self._until_closed and exc is None:
+            sink, self._sink = self._sink, None
+            sink.ended(self._now_s)
+        elif self._sink is not None:
             self._break("connection closed" if exc is None else f"connection lost: {exc}")
 
     # --- httptools ---
@@ -122,6 +126,8 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         status = self._parser.get_status_code()
+        measured = "content-length" in self._headers or "chunked" in self._headers.get("transfer-encoding", "").lower()
+        self._until_closed = status >= 200 and status not in (204, 304) and not measured
         if self._sink is not None and status >= 200:
             self._sink.begun(status, self._headers, self._now_s)
 

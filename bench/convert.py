@@ -39,10 +39,10 @@ class Converted:
     @property
     def description(self) -> str:
         first, last = (datetime.datetime.fromtimestamp(at_s, datetime.UTC) for at_s in (self.first_s, self.last_s))
-        told = [f"{self.requests} requests from {first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC"]
+        told = [f"{self.requests} request{'s' * (self.requests != 1)} from {first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC"]
         told += [f"the lengths of {self.estimated} prompts are estimates"] if self.estimated else []
         told += [f"{self.sharing} lines share their id with another, and all are counted"] if self.sharing else []
-        told += [f"{self.skipped} lines could not be used and were skipped"] if self.skipped else []
+        told += [f"{self.skipped} line{'s' * (self.skipped != 1)} could not be used and skipped"] if self.skipped else []
         return "; ".join(told)
 
 

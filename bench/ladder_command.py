@@ -16,6 +16,7 @@ from bench.analysis.comparison import Says, says
 from bench.analysis.interval import difference
 from bench.analysis.number import plain
 from bench.arrivals import arrivals_s, check_arrivals
+from bench.descriptors import check_streams
 from bench.hours import HOURS_MAX, check_hours
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
@@ -24,6 +25,7 @@ from bench.report.page import Grid, markdown
 from bench.report_command import report_too
 from bench.result import RESULTS, Result
 from bench.scorecard import Figure, figure
+from bench.scorecard_table import show_caveats
 from bench.server import ServerOptions, check, open_server
 from bench.slo import Slo
 from bench.stack import StackError
@@ -83,6 +85,7 @@ def plan_ladder(options: LadderOptions) -> LadderPlan:
         raise ValueError(f"repeats must be at least 1, got {options.repeats}")
     works = workload(options.workload, options.seed, options.requests)
     check_arrivals(works, options.load)
+    check_streams(options.load, len(works))
     check_hours(len(LADDER) * options.repeats * arrivals_s(works, options.load), options.max_hours)
     steps = tuple((name, replace(options.server, settings={**PATIENT, **options.server.settings, **settings})) for name, settings in LADDER)
     for _, server in steps:
@@ -107,6 +110,7 @@ def ladder(plan: LadderPlan, console: Console) -> int:
         console.print(str(error), style="red")
     except (KeyboardInterrupt, SystemExit) as error:
         if not measured:
+            console.print("interrupted before any step was finished: nothing is written", style="red")
             raise
         ended = error
         console.print(f"interrupted: {len(measured)} of {len(plan.steps)} steps are finished, and kept", style="red")
@@ -114,6 +118,7 @@ def ladder(plan: LadderPlan, console: Console) -> int:
         return 1
     points = [each.point for each in measured]
     grid = gains(points)
+    show_caveats(points, console)
     show(grid, console)
     text = f"{plan.workload.description}; {options.load.description}.\n\n{markdown(grid)}\n{LEGEND}\n"
     configuration = {"seed": str(options.seed), "salt": plan.salt}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import datetime
 import gc
 import math
-import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from bench import processes
+from bench import descriptors, processes
 from bench.arrivals import arrivals_s, due_times
 from bench.connection import Target
 from bench.load import BURST_RATE_PER_S, Load
@@ -31,8 +30,6 @@ from bench.timeline import Timeline
 from bench.usage import run_loop
 from bench.workload import Workload
 
-IN_FLIGHT_MAX = 10_000
-DESCRIPTORS_KEPT = 128  # of this process, for everything but connections to the server
 WARM_UP_REQUESTS = 4
 WARM_UP_TOKENS = 8
 
@@ -64,7 +61,7 @@ class Measured:
 
 def measure(server: Server, asked: Question, *, index: int = 0, tell: Callable[[str], None] = lambda line: None) -> Measured:
     """All repeats, after a short warm-up. `index`: of this point in its result. What the server does wrong is counted, never raised."""
-    limit_connections()
+    _tell_of_few(asked, tell)
     repeats: list[Repeat] = []
     rows: list[RequestRow] = []
     warm_up = [replace(call, output_tokens=WARM_UP_TOKENS, cancel_after_s=None) for call in asked.workload.calls[:WARM_UP_REQUESTS]]
@@ -82,6 +79,13 @@ def measure(server: Server, asked: Question, *, index: int = 0, tell: Callable[[
     spread = spread_of([repeat.scorecard for repeat in repeats])
     point = Point(asked.label, asked.workload.facts, asked.load, asked.slo, server.served, tuple(repeats), spread)
     return Measured(point, tuple(rows))
+
+
+def _tell_of_few(asked: Question, tell: Callable[[str], None]) -> None:
+    """Of an open loop whose requests might have to wait for one another, since this process may open no more files."""
+    wanted = min(descriptors.IN_FLIGHT_MAX, len(asked.workload))
+    if asked.load.streams is None and (allowed := descriptors.allow(wanted)) < wanted:
+        tell(f"at most {allowed:,} of {wanted:,} requests can be in flight: this process may open no more files (ulimit -Hn)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +116,6 @@ def scorecard(run: Run, asked: Question, replicas: int) -> Scorecard:
     return Scorecard(
         _offered_per_s(run, asked.load), summary, goodput, run.server, run.client_cpu_cores, Cost(price, replicas, per_accepted)
     )
-
-
-def limit_connections() -> int:
-    """Let this process have as many connections as it may; how many requests can be in flight."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = IN_FLIGHT_MAX + DESCRIPTORS_KEPT
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        soft = allowed
-    return IN_FLIGHT_MAX if soft == resource.RLIM_INFINITY else max(1, min(IN_FLIGHT_MAX, soft - DESCRIPTORS_KEPT))
 
 
 def _run(server: Server, asked: Question, warm_up: Sequence[Call], calls: Sequence[Call]) -> Run:
@@ -162,8 +155,9 @@ async def _offer(target: Target, server: Server, load: Load, calls: Sequence[Cal
     )
     try:
         if load.streams is not None:
+            descriptors.allow(min(load.streams, len(calls)))
             return await closed_loop(client, calls, streams=load.streams)
-        return await open_loop(client, calls, times, in_flight_max=limit_connections())
+        return await open_loop(client, calls, times, in_flight_max=descriptors.allow(min(descriptors.IN_FLIGHT_MAX, len(calls))))
     finally:
         client.close()
 

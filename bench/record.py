@@ -84,6 +84,24 @@ class RequestRecord:
     retries: int = 0  # times it was sent again after a refusal
     resends: int = 0  # times an idle connection proved to be closed before the request was seen
 
+    @property
+    def faults(self) -> list[str]:
+        """What went wrong, by kind; nothing where the answer was right, or the client hung up on schedule."""
+        if self.outcome in (Outcome.COMPLETED, Outcome.CANCELLED):
+            return []
+        late = ["timeout"] if self.outcome is Outcome.TIMEOUT else []
+        return [*late, *([f"status {self.status}"] if self.refused else []), *self.problems]
+
+    @property
+    def refused(self) -> bool:
+        return self.status is not None and self.status >= 300
+
+    @property
+    def fault(self) -> str:
+        """All of it in one short line, with what the server said; empty where nothing went wrong."""
+        kinds = "; ".join(self.faults)
+        return f"{kinds}: {self.refusal.reason}" if kinds and self.refusal.reason else kinds
+
     def begin_again(self) -> None:
         """After a refusal: nothing of it is kept but that it was, and when the request was first due."""
         self.retries += 1

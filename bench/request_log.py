@@ -31,6 +31,7 @@ class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
     retries: int = 0
     accepted: bool = False  # completed within the SLO
     gaps_ms: list[float] = []  # between events that carried tokens
+    fault: str = ""  # what went wrong, with what the server said
 
     @property
     def completed(self) -> bool:
@@ -54,6 +55,7 @@ def row_of(record: RequestRecord, *, point: int, repeat: int, start_s: float, ac
         retries=record.retries,
         accepted=accepted,
         gaps_ms=[round(gap * 1e3, 2) for gap in record.gaps_s()],
+        fault=record.fault,
     )
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from bench import result, scorecard_table
 from bench.arrivals import arrivals_s, check_arrivals
 from bench.console import new_console
+from bench.descriptors import check_streams
 from bench.hours import HOURS_MAX, check_hours, spoken
 from bench.load import Load
 from bench.measurement import Measured, Question, measure
@@ -130,7 +131,8 @@ def asked_of(text: str, options: RunOptions) -> Asked:
         try:
             load = replace(given, streams=None, rate_per_s=float(tail))
         except ValueError as error:
-            raise ValueError(f"{text!r}: {error}") from error
+            why = f"{tail!r} is no rate" if tail.count(".") > 1 or tail == "." else error
+            raise ValueError(f"{text!r}: {why}") from error
     else:
         name, load = text, given
     requests = options.requests
@@ -139,6 +141,7 @@ def asked_of(text: str, options: RunOptions) -> Asked:
     works = workload(name, options.seed, requests, options.fit)
     check_arrivals(works, load)
     meant = replace(load, streams=works.streams) if load.streams is None and load.rate_per_s is None else load
+    check_streams(meant, len(works))
     return Asked(works, meant, name)
 
 
@@ -161,6 +164,8 @@ def run(planned: Plan) -> int:
             count = len(planned.asked) * len(planned.servers)
             console.print(f"interrupted: {len(measured)} of {count} measurements are finished, and kept", style="red")
             _tell(planned, measured, console)
+        else:
+            console.print("interrupted before any measurement was finished: nothing is written", style="red")
         raise
     if not measured:
         return 1
@@ -173,9 +178,7 @@ def _tell(planned: Plan, measured: Sequence[Measured], console: Console) -> None
     points = [each.point for each in measured]
     names = list(dict.fromkeys(point.workload.name for point in points))
     for name in names:
-        console.print(scorecard_table.terminal_table([point for point in points if point.workload.name == name]))
-    for line in scorecard_table.problem_lines(points):
-        console.print(line, style="red")
+        scorecard_table.show([point for point in points if point.workload.name == name], console)
     configuration = {"seed": str(planned.options.seed), "salt": planned.salt}
     outcome = Result("run-" + "-".join(names), configuration, points=tuple(points))
     paths = list(write(outcome, measured, planned.options.folder))

@@ -6,15 +6,27 @@ import csv
 import io
 from collections.abc import Sequence
 
+from rich.console import Console
 from rich.table import Table
 
 from bench.analysis.number import short
+from bench.caveats import caveats, heading_of
 from bench.point import Point
-from bench.problem_kinds import by_kind
 from bench.report import page
 from bench.scorecard import FIGURES, Figure, figures_of
 
 ABSENT = "–"
+
+
+def show(points: Sequence[Point], console: Console) -> None:
+    """What is to be known first, then the table: below it, it would be read last."""
+    show_caveats(points, console)
+    console.print(terminal_table(points))
+
+
+def show_caveats(points: Sequence[Point], console: Console) -> None:
+    for line in caveats(points):
+        console.print(line, style="red")
 
 
 def terminal_table(points: Sequence[Point]) -> Table:
@@ -28,9 +40,11 @@ def terminal_table(points: Sequence[Point]) -> Table:
 
 
 def markdown(points: Sequence[Point]) -> str:
-    """The same table, with what was asked above it."""
+    """The same table, with what was asked and what is to be known of it above it."""
     headings = ("", *(heading_of(point, points) for point in points))
-    return f"{_title(points)}\n\n{page.markdown(page.Grid(headings, tuple(map(tuple, rows_of(points)))))}"
+    known = "\n".join(f"* {line}" for line in caveats(points))
+    table = page.markdown(page.Grid(headings, tuple(map(tuple, rows_of(points)))))
+    return "\n\n".join(part for part in (_title(points), known, table) if part)
 
 
 def comma_separated(points: Sequence[Point]) -> str:
@@ -46,50 +60,11 @@ def comma_separated(points: Sequence[Point]) -> str:
     return out.getvalue()
 
 
-def problem_lines(points: Sequence[Point]) -> list[str]:
-    """What went wrong, by kind, over all runs of a point, a target for queue time that was not kept or not measured,
-    and text that is not of the length that was meant."""
-    lines: list[str] = []
-    for point in points:
-        counts: dict[str, int] = {}
-        for repeat in point.repeats:
-            for problem, count in repeat.scorecard.summary.problems.items():
-                counts[problem] = counts.get(problem, 0) + count
-        lines += [f"{point.label}: {count} × {problem}" for problem, count in by_kind(counts).items()]
-        lines += _refusals(point)
-        if resends := sum(repeat.scorecard.summary.resends for repeat in point.repeats):
-            lines.append(f"{point.label}: {resends} × sent again, since the server had closed an idle connection")
-        off = max((repeat.scorecard.summary.text_off_percent or 0.0 for repeat in point.repeats), key=abs, default=0.0)
-        if off:
-            lines.append(f"{point.label}: the server counts {off:+g} % of tokens in prompts sent as text")
-        if point.slo.queue_ms is not None:
-            kept = [repeat.scorecard.goodput.queue_kept for repeat in point.repeats]
-            for verdict, words in ((False, f"above {point.slo.queue_ms:g} ms"), (None, "not measured")):
-                if verdict in kept:
-                    lines.append(f"{point.label}: p95 of queue time {words} in {kept.count(verdict)} of {len(kept)} runs")
-    return lines
-
-
-def _refusals(point: Point) -> list[str]:
-    cards = [repeat.scorecard.summary for repeat in point.repeats]
-    reason = next((card.refusal for card in cards if card.refusal), "")
-    return [f"{point.label}: {sum(card.shed for card in cards)} × refused (429): {reason}"] if reason else []
-
-
 def _title(points: Sequence[Point]) -> str:
     first = points[0]
     runs = len(first.repeats)
     repeats = "1 run" if runs == 1 else f"median of {runs} runs (least to most)"
     return f"{first.workload.description}; {first.workload.requests} requests; SLO: {first.slo.description}; {repeats}"
-
-
-def heading_of(point: Point, points: Sequence[Point]) -> str:
-    parts = [point.label]
-    if len({each.workload.name for each in points}) > 1:
-        parts.append(point.workload.name)
-    if len({each.load for each in points}) > 1 or len(points) == 1:
-        parts.append(point.offered)
-    return ", ".join(parts)
 
 
 def rows_of(points: Sequence[Point]) -> list[list[str]]:

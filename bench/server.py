@@ -91,6 +91,7 @@ def open_server(options: ServerOptions) -> Iterator[Server]:
             http_page.fetch(f"{url}/v1/models", CONNECT_TIMEOUT_S, api_key=options.api_key)
         except OSError as error:
             raise stack.StackError(f"nothing answers at {url}: {error}") from None
+        _check_ready(url, options.api_key)
         yield _counted(_describe(options, url)) if options.ask_replicas else _describe(options, url)
         return
     arguments = serve_arguments(options)
@@ -103,6 +104,13 @@ def open_server(options: ServerOptions) -> Iterator[Server]:
         yield Server(server.url, server.style, served, "", options.timeout_s, running.processes)
     finally:
         running.stop()
+
+
+def _check_ready(url: str, api_key: str) -> None:
+    """Raises StackError for a server that says itself that it would refuse: a start is no load. One without /ready says nothing."""
+    with contextlib.suppress(OSError):
+        if http_page.fetch(f"{url}/ready", CONNECT_TIMEOUT_S, api_key=api_key).status == 503:
+            raise stack.StackError(f"the server at {url} is not ready yet: /ready answers 503")
 
 
 def serve_arguments(options: ServerOptions) -> list[str]:

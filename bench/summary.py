@@ -102,11 +102,8 @@ def _problems(bad: Sequence[RequestRecord]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     said: dict[str, str] = {}
     for record in bad:
-        if record.outcome is Outcome.TIMEOUT:
-            counts["timeout"] += 1
-        refused = record.status is not None and record.status >= 300
-        kind = f"status {record.status}" if refused else "error event"
-        counts.update([kind, *record.problems] if refused else record.problems)
+        counts.update(record.faults)
+        kind = f"status {record.status}" if record.refused else "error event"
         if record.refusal.reason:
             said.setdefault(kind, record.refusal.reason)
     kinds = by_kind(dict(sorted(counts.items())))

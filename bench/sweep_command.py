@@ -29,9 +29,7 @@ def sweep(plan: SweepPlan, state: SweepState) -> int:
         console.print(str(error), style="red")
         return 1
     points = done.points
-    console.print(scorecard_table.terminal_table(points))
-    for line in scorecard_table.problem_lines(points):
-        console.print(line, style="red")
+    scorecard_table.show(points, console)
     console.print(str(done.knee), style="bold")
     configuration = {"seed": str(plan.options.seed), "label": plan.options.label}
     outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points, details=texts(done))

@@ -102,6 +102,8 @@ def _why_none(name: str) -> str:
     head, at, tail = name.rpartition("@")
     if Path(name).is_dir():
         return f"{name!r} is a folder, no workload"
+    if name.endswith((".jsonl", ".csv")) or "/" in name:
+        return f"there is no file {name!r}" if not Path(name).exists() else f"{name!r} is no file that can be read twice"
     if "," in name:
         return f"{name!r}: only one workload is swept at a time"
     if at and (head in names() or Path(head).is_file()):

@@ -22,12 +22,6 @@ _OTHER_PORTS = 5  # HAProxy's metrics and statistics, a spare one, and the two o
 ROUTER_PORTS = 64  # for the routers of this machine, present and recently gone
 IDLE_CLOSE_S = 5  # connections to a HAProxy that was replaced: it knows only the servers of its time
 _HAPROXY_CHECK_TIMEOUT_S = 10.0
-_ERROR_PAGE = "500.http"  # written by Serve beside HAProxy's configuration: the answer in place of 502, 503 and 504
-_GONE = b'{"error":{"message":"no router answers","type":"server_error","param":null,"code":"router_gone"}}'
-ROUTER_GONE = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\ncache-control: no-cache\r\n"
-    b"retry-after: 1\r\nconnection: close\r\n\r\n%b" % (len(_GONE), _GONE)
-)
 _RANGE_PORTS = (11_000, 30_000)
 _RANGE_TRIES = 50
 
@@ -113,27 +107,6 @@ def find_haproxy() -> Path | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return binary
-
-
-def mortal(binary: Path, wrapper: Path) -> Path:
-    """Write `wrapper`, which runs `binary` so that the kernel ends it when its parent dies, however that happens.
-
-    Serve starts HAProxy as a child of an actor and cannot end it when the actor itself is killed. What Serve lets HAProxy say
-    of a router that is gone, a bare 500, is made an error like the others, which clients try again.
-    """
-    wrapper.write_text(
-        f"#!{sys.executable} -IS\n"
-        "import ctypes, os, signal, sys\n"
-        "for flag, config in zip(sys.argv, sys.argv[1:]):\n"
-        f"    page = os.path.join(os.path.dirname(config), {_ERROR_PAGE!r})\n"
-        "    if flag == '-f' and os.path.exists(page):\n"
-        "        with open(page, 'wb') as file:\n"
-        f"            file.write({ROUTER_GONE!r})\n"
-        "ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG\n"
-        f"os.execv({str(binary)!r}, [{str(binary)!r}, *sys.argv[1:]])\n"
-    )
-    wrapper.chmod(0o700)
-    return wrapper
 
 
 def free_range(count: int) -> int:

@@ -9,13 +9,16 @@ Serve ends its HTTP server before it ends the router, and that waits for the req
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.middleware import Middleware
 
-from cluster.drain_gate import App, Receive, Scope, Send
+from cluster.drain_gate import App, Message, Receive, Scope, Send
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})  # as they are without a route prefix; with one, Serve does its work
+
+_REQUEST_ID = b"x-request-id"
 
 
 @dataclass(slots=True)
@@ -39,6 +42,29 @@ def middlewares() -> list[Middleware]:
     return [Middleware(Shortcut)]
 
 
+class _RequestIdOnce:
+    """Serve puts its X-Request-Id beside the router's, which says the same: a client that joins equal fields would read "id, id"."""
+
+    __slots__ = ("_send",)
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": _once(message["headers"])}
+        await self._send(message)
+
+
+def _once(fields: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Without any X-Request-Id but the first."""
+    kept: list[tuple[bytes, bytes]] = []
+    for name, value in fields:
+        if name.lower() != _REQUEST_ID or all(other.lower() != _REQUEST_ID for other, _ in kept):
+            kept.append((name, value))
+    return kept
+
+
 class Shortcut:
     """ASGI middleware."""
 
@@ -47,6 +73,8 @@ class Shortcut:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
+        if scope["type"] == "http" and scope["path"] not in PATHS:
+            send = _RequestIdOnce(send)
         here = _attached.loop is asyncio.get_running_loop()  # else there is none, or Serve runs user code on another thread
         if here and _attached.app is not None and scope["type"] == "http" and scope["path"] in PATHS:
             app = _attached.app

@@ -10,6 +10,7 @@ from pathlib import Path
 from cluster import environment
 from cluster.config import Config
 from cluster.cores import usable_cores
+from cluster.mortal import mortal
 from cluster.run_directory import RunDirectory
 
 OBJECT_STORE_BYTES = 80_000_000  # Ray's least; tokens never pass through it
@@ -25,7 +26,7 @@ def joined_address(config: Config) -> str | None:
 def prepare(config: Config, run: RunDirectory) -> bool:
     """Set the environment of a local cluster. True if HAProxy serves. Call before anything imports ray."""
     binary = environment.find_haproxy() if config.serve.haproxy else None
-    haproxy = environment.mortal(binary, run.path / "haproxy") if binary is not None else None
+    haproxy = mortal(binary, run.path / "haproxy") if binary is not None else None
     variables = environment.serve_environment(config, haproxy=haproxy, scratch=run.path)
     if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(run.write_token())}

@@ -20,6 +20,7 @@ class AtLoad:
     offered_per_s: float
     runs: tuple[Figures, ...]
     queue_ms: float | None = None  # the SLO's target for the p95 of queue time, which no single response can be held to
+    requests: int | None = None  # due at this rate; None: of a closed loop, whose load does not depend on their number
 
     @property
     def is_burst(self) -> bool:
@@ -64,7 +65,8 @@ def burst_of(points: Iterable[AtLoad]) -> AtLoad | None:
 def at_load_of(point: Point) -> AtLoad:
     """What a result file knows of one load."""
     offered = math.inf if point.is_burst else point.load.rate_per_s or point.figure("offered_per_s") or 0.0
-    return AtLoad(offered, tuple(figures_of(repeat.scorecard) for repeat in point.repeats), point.slo.queue_ms)
+    requests = point.workload.requests if point.load.streams is None else None
+    return AtLoad(offered, tuple(figures_of(repeat.scorecard) for repeat in point.repeats), point.slo.queue_ms, requests)
 
 
 def name_of(point: Point, points: Sequence[Point]) -> str:

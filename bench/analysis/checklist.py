@@ -32,7 +32,9 @@ def _highest(verdict: Verdict) -> Answer:
     knee = verdict.knee
     if knee.load_per_s is None:
         return Answer(question, str(knee), False)
-    edge = f"; at {knee.broken_per_s:g} they break" if knee.found else ", the highest load measured: the true limit lies above"
+    edge = knee.edge(f"; at {knee.broken_per_s or 0:g} they break")
+    if knee.unsteady:
+        return Answer(question, f"{knee.load_per_s:g} req/s{edge}, if that can be told at all: {knee.unsteady}", None)
     return Answer(question, f"{knee.load_per_s:g} req/s{edge}", True)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bench.analysis.at_load import AtLoad, ascending
+from bench.analysis.steadiness import unsteadiness
 
 KEPT_PERCENT = 95.0  # of the requests offered: the share that a p95 target speaks of
 
@@ -19,6 +20,7 @@ class Knee:
     broken_per_s: float | None  # the next load above, which is not kept
     peak_goodput_per_s: float | None  # wherever it lies
     kept_percent: float = KEPT_PERCENT
+    unsteady: str = ""  # why its load was not offered for long enough to be called borne
 
     @property
     def found(self) -> bool:
@@ -32,9 +34,14 @@ class Knee:
                 return "no knee: nothing was measured"
             return f"no knee: already at the lowest load, {broken}, the SLO is not kept"
         goodput = f"{self.goodput_per_s or 0:.3g} req/s"
-        if self.broken_per_s is None:
-            return f"knee at {self.load_per_s:g} req/s, goodput {goodput}, the highest load measured: the true limit lies above"
-        return f"knee at {self.load_per_s:g} req/s, goodput {goodput}; at {broken} the SLO is not kept any more"
+        doubt = f"; {self.unsteady}" if self.unsteady else ""
+        return f"knee at {self.load_per_s:g} req/s, goodput {goodput}{self.edge(f'; at {broken} the SLO is not kept any more')}{doubt}"
+
+    def edge(self, above: str) -> str:
+        """What lies above the knee: `above` where that was measured."""
+        if self.found:
+            return above
+        return ", the highest load measured" + ("" if self.unsteady else ": the true limit lies above")
 
 
 def find_knee(points: Iterable[AtLoad], kept_percent: float = KEPT_PERCENT) -> Knee:
@@ -62,4 +69,5 @@ def find_knee(points: Iterable[AtLoad], kept_percent: float = KEPT_PERCENT) -> K
         broken_per_s=broken.offered_per_s if broken else None,
         peak_goodput_per_s=max(goodputs, default=None),
         kept_percent=kept_percent,
+        unsteady=unsteadiness(kept) if kept else "",
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bench.analysis.evidence import Evidence, mean
 from bench.analysis.targets import REFUSED_PERCENT
+from bench.lateness import lateness
 from bench.quantiles import quantile
 
 SAMPLES_MIN = 6  # fewer samples make no trend
@@ -30,14 +31,10 @@ Rule = Callable[[Evidence], Finding | None]
 
 def client_late(e: Evidence) -> Finding | None:
     """The client sent late or had no core left: what it measured is partly itself."""
-    lag_ms, ttft_ms, cpu = e.figure("send_lag_p99_ms"), e.figure("ttft_p50_ms"), e.figure("client_cpu_cores")
-    late = lag_ms is not None and lag_ms > 20.0 and lag_ms > 0.1 * (ttft_ms or 0.0)
-    busy = cpu is not None and cpu > 0.85
-    if not (late or busy):
+    seen = lateness(e.figures)
+    if not seen:
         return None
-    seen = [f"the client sent up to {lag_ms:.0f} ms late (p99)"] if late else []
-    seen += [f"the client used {cpu:.2f} of its one core"] if busy else []
-    return Finding("client", "; ".join(seen), "give the client a machine or a core of its own, or offer less, and measure again")
+    return Finding("client", seen, "give the client a machine or a core of its own, or offer less, and measure again")
 
 
 def failures(e: Evidence) -> Finding | None:

@@ -1,35 +1,31 @@
-"""What a replica says of its own step times on /metrics, read again and again while it is loaded, and its twin for the simulator.
+"""What a replica says of its own step times on /metrics, read every second while it is loaded, and its twin for the simulator.
 
-The step time of a machine wanders: a moment's coefficients are not those of the load. The twin takes the mean of what was fitted,
-by how much steps in all exceeded what was predicted of them, how much single ones vary, and how the fit wandered from reading to
-reading.
+The step time of a machine wanders: in a busy second steps take twice as long as in the next, and a queue that builds up in ten slow
+seconds decides what the slowest requests wait. So the twin's steps cost, in every second, what the replica had fitted by its beginning
+times by how much that second's steps exceeded it. Only every other second is told to the twin; it takes each of the others to be like
+the one before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.simulator.cost import Profile, scaled
-from bench.simulator.fault import Fault, FaultKind
+from bench.simulator.course import Course
 from replica.contract.messages import StepTimeCoefficients
 from replica.contract.step_time import predict_step_s
-
-SPREAD_SIGMAS = 1.6  # a spread is twice the mean size of an error: so many standard deviations of a normal one
-_GAP_S = 1e-3  # the end of one stretch comes before the next begins
-_COEFFICIENTS = ("a", "b", "c", "d", "e")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """At `at_s` after the first request of the load."""
+    """At `at_s` after the load began."""
 
     at_s: float
     profile: Profile
-    spread: float
     busy_s: float
     foreseen_s: float
 
@@ -38,9 +34,21 @@ class Reading:
 class Twin:
     """A simulated replica that costs what the real one did."""
 
-    profile: Profile
-    noise: float  # standard deviation of a step's time as a part of it
-    drift: tuple[Fault, ...]  # the stretches between readings, each as slow as was fitted in it
+    profile: Profile  # with what the replica believed of its steps at first
+    course: Course
+
+    def usual_s(self, prompt_tokens: int) -> tuple[float, ...]:
+        """How long a step of a usual shape took in each stretch: it prefills one prompt beside four decodes of such contexts."""
+        return tuple(
+            predict_step_s(
+                k,
+                prefill_tokens=prompt_tokens,
+                decodes=4,
+                context_tokens=5 * prompt_tokens,
+                prefill_context=prompt_tokens * prompt_tokens // 2,
+            )
+            for k in self.course.step_times
+        )
 
 
 def read(page: str, at_s: float) -> Reading:
@@ -70,42 +78,24 @@ def read(page: str, at_s: float) -> Reading:
     return Reading(
         at_s=at_s,
         profile=profile,
-        spread=others["rantang:replica_step_time_spread"],
         busy_s=others["rantang:replica_busy_seconds_total"],
         foreseen_s=others["rantang:replica_foreseen_seconds_total"],
     )
 
 
-def twin(readings: Sequence[Reading], prompt_tokens: int) -> Twin:
-    """`readings`: at least two, in order. `prompt_tokens`: the mean, of the step that tells how the fit wandered."""
-    fitted = [one.profile.step_time for one in readings]
-    mean = StepTimeCoefficients(*(sum(getattr(k, name) for k in fitted) / len(fitted) for name in _COEFFICIENTS))
-    first, last = readings[0], readings[-1]
-    foreseen_s = last.foreseen_s - first.foreseen_s
-    bias = (last.busy_s - first.busy_s) / foreseen_s if foreseen_s > 0 else 1.0
-    usual_s = _typical_s(mean, prompt_tokens)
-    drift = [
-        Fault(
-            before.at_s,
-            FaultKind.SLOW,
-            lasts_s=max(0.0, after.at_s - before.at_s - _GAP_S),
-            amount=_typical_s(after.profile.step_time, prompt_tokens) / usual_s,
-        )
-        for before, after in pairwise(readings)
-    ]
+def twin(readings: Sequence[Reading]) -> Twin:
+    """`readings`: at least two, in order."""
+    told = list(pairwise(readings))[::2]
     return Twin(
-        profile=replace(last.profile, step_time=scaled(mean, bias)),
-        noise=sum(one.spread for one in readings) / len(readings) / SPREAD_SIGMAS,
-        drift=tuple(drift),
+        profile=readings[0].profile,
+        course=Course(
+            starts_s=tuple(before.at_s for before, _ in told),
+            step_times=tuple(_cost(before, after) for before, after in told),
+        ),
     )
 
 
-def _typical_s(k: StepTimeCoefficients, prompt_tokens: int) -> float:
-    """A step that prefills one prompt beside a few decodes of such contexts."""
-    return predict_step_s(
-        k,
-        prefill_tokens=prompt_tokens,
-        decodes=4,
-        context_tokens=5 * prompt_tokens,
-        prefill_context=prompt_tokens * prompt_tokens // 2,
-    )
+def _cost(before: Reading, after: Reading) -> StepTimeCoefficients:
+    """Of the steps between them: as fitted until then, and by what they took more or less than that."""
+    foreseen_s = after.foreseen_s - before.foreseen_s
+    return scaled(before.profile.step_time, (after.busy_s - before.busy_s) / foreseen_s if foreseen_s > 0 else 1.0)

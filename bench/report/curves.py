@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.analysis.at_load import AtLoad, ascending
-from bench.analysis.knee import find_knee
+from bench.analysis.knee import Knee, find_knee
 from bench.report.figure import GREY, colour, dash, empty, label, legend, log_scale, new_figure
 
 
@@ -46,8 +46,7 @@ def draw_curves(curves: Sequence[Curve], targets: Sequence[Target] = (), title: 
             continue
         for axes in (goodput, *latencies):
             axes.axvline(knee.load_per_s, color=colour(i), linewidth=1, linestyle=(0, (1, 2)))
-        mark = "knee" if knee.found else "knee not reached, above"
-        name = f"{mark} {knee.load_per_s:g} req/s" + (f" ({curve.name})" if len(curves) > 1 else "")
+        name = f"{_mark(knee)} {knee.load_per_s:g} req/s" + (f" ({curve.name})" if len(curves) > 1 else "")
         goodput.plot(
             [knee.load_per_s], [knee.goodput_per_s or 0.0], marker="D", markersize=8, linestyle="none", color=colour(i), label=name,
             markeredgecolor="black",
@@ -64,6 +63,12 @@ def draw_curves(curves: Sequence[Curve], targets: Sequence[Target] = (), title: 
     for axes in figure.axes:
         legend(axes, columns=2 if axes is goodput else 4)
     return figure
+
+
+def _mark(knee: Knee) -> str:
+    if knee.unsteady:
+        return "kept, but not offered for long:"
+    return "knee" if knee.found else "knee not reached, above"
 
 
 def _lines(axes: Axes, curves: Sequence[Curve], metric: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.analysis.at_load import name_of
 from bench.analysis.knee import find_knee
+from bench.caveats import caveats, heading_of
 from bench.peers.comparison import PEERS
 from bench.report import figure
 from bench.report.evidence_text import lines_of
@@ -15,7 +16,7 @@ from bench.report.pictures import curves_of, pictures
 from bench.report.servers import write_servers_report
 from bench.request_log import RequestRow
 from bench.result import ResultFile, load_requests, load_result
-from bench.scorecard_table import heading_of, problem_lines, rows_of
+from bench.scorecard_table import rows_of
 
 COLUMNS_MAX = 9  # of one table
 
@@ -52,7 +53,7 @@ def sections(result: ResultFile, rows: Sequence[RequestRow], drawn: Sequence[Blo
     explained = [_explained(result, i, rows) for i in range(len(points))]
     told = [
         Section("What was asked", asked),
-        Section("What came of it", [*knees, *_grids(result), *problem_lines(points)]),
+        Section("What came of it", [*knees, *caveats(points), *_grids(result)]),
         Section("Pictures", drawn),
         Section("What held it back", explained),
     ]

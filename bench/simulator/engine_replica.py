@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from bench.simulator.cost import Profile
@@ -21,14 +22,23 @@ class EngineReplica:
     """Commands are taken between steps, as the engine's own loop does."""
 
     def __init__(
-        self, profile: Profile, *, seed: int = 0, told: StepTimeCoefficients | None = None, noise: float = 0.0, checks: bool = False
+        self,
+        profile: Profile,
+        *,
+        seed: int = 0,
+        told: StepTimeCoefficients | None = None,
+        noise: float = 0.0,
+        checks: bool = False,
+        costs_at: Callable[[float], StepTimeCoefficients] | None = None,
     ) -> None:
-        """`told`: what the engine believes at first; `checks`: every invariant after every step."""
+        """`told`: what the engine believes at first; `checks`: every invariant after every step; `costs_at`: what a step that begins
+        then costs, if not always what the profile says."""
         self.profile = profile
         self.slowness = 1.0
         self._now = 0.0
         self._noise = noise
         self._checks = checks
+        self._costs_at = costs_at or (lambda now: profile.step_time)
         self._random = Random(seed)
         self._runner = MockRunner(profile.limits(), sleep=_instantly)
         slo_s = profile.step_slo_s
@@ -83,7 +93,7 @@ class EngineReplica:
         self._step = self._engine.plan()
         if self._step is None:
             return None
-        took_s = modelled_step_s(self.profile.step_time, self._step) * self.slowness
+        took_s = modelled_step_s(self._costs_at(now), self._step) * self.slowness
         return took_s * max(0.1, self._random.gauss(1.0, self._noise)) if self._noise else took_s
 
     def end(self, now: float) -> Turn:

@@ -51,7 +51,7 @@ def test_sweep_then_explain_and_choose_from_it(tmp_path: Path) -> None:
     assert status == 0, said
     assert (
         "knee at 300 req/s, goodput" in said
-        and "the highest load measured: the true limit lies above" in said
+        and "the highest load measured; not a steady load: its requests were due within 0.047 s" in said
         and "left for 3 loads" in said
     )
     (source,) = tmp_path.glob("sweep-chat-*.json")

@@ -84,8 +84,12 @@ def test_run_writes_all_four_files(mock_url: StartMock, tmp_path: Path) -> None:
         (("--url", "http://127.0.0.1:1", "--set", "max_num_seqs=3"), "leave --url out"),
         (("--url", "ftp://x"), "not an http"),
         (("-w", "chat@0"), "'chat@0': rate_per_s must be positive"),
-        (("-w", "chat@1.2.3"), "'chat@1.2.3': could not convert"),
+        (("-w", "chat@1.2.3"), "'chat@1.2.3': '1.2.3' is no rate"),
         (("-w", "chat@fast"), "unknown workload 'chat@fast'"),
+        (("-w", "chat@."), "'chat@.': '.' is no rate"),
+        (("-w", "gone.jsonl"), "there is no file 'gone.jsonl'"),
+        (("-w", "gone/trace"), "there is no file 'gone/trace'"),
+        (("-w", "/dev/null"), "'/dev/null' is no file that can be read twice"),
         (("-w", "chat@1", "--duration-s", "5", "--requests", "3"), "give one of them"),
         (("-w", "chat@1", "--duration-s", "-5"), "duration must be a positive number"),
         (("-w", "chat@5,chat@5"), "chat is given twice at one load (5 req/s): --repeats 2"),
@@ -207,7 +211,7 @@ def test_convert_names_the_line(tmp_path: Path) -> None:
     log.write_text(json.dumps({"timestamp": 1, "prompt": "hello", "output_tokens": 3}) + "\n")
     assert said("convert", str(log), str(tmp_path / "out.jsonl")) == (
         0,
-        "1 requests from 1970-01-01 00:00:01 to 1970-01-01 00:00:01 UTC; the lengths of 1 prompts are estimates\n",
+        "1 request from 1970-01-01 00:00:01 to 1970-01-01 00:00:01 UTC; the lengths of 1 prompts are estimates\n",
     )
     status, text = said("convert", str(log), str(tmp_path / "none" / "out.jsonl"))
     assert status == 2 and "out.jsonl: No such file" in text
@@ -288,7 +292,7 @@ def test_sigterm_stops_what_was_started() -> None:
         said_first = [run.stdout.readline() for _ in range(3)]
         assert said_first[-1] == "started\n" and "the requests become due over" in said_first[0]
         run.send_signal(signal.SIGTERM)
-        assert run.stdout.read() == "stopped\n"
+        assert run.stdout.read() == "stopped\ninterrupted before any measurement was finished: nothing is written\n"
         assert run.wait(20) == 128 + signal.SIGTERM
 
 
@@ -316,10 +320,15 @@ def test_sigterm_in_a_callback_is_not_swallowed(run: str, status: int) -> None:
     assert done.returncode == status
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_run_in_the_middle_of_its_streams(mock_url: StartMock, tmp_path: Path, number: int, status: int) -> None:
-    url = mock_url(Pace(token_ms=0.1))
-    asked = ["-m", "bench.cli", "run", "-w", "a", "--requests", "100000", "--streams", "8", "--url", url, "--out", str(tmp_path)]
+@pytest.mark.parametrize(
+    ("number", "status", "streams", "token_ms"),
+    [(signal.SIGTERM, 143, 8, 0.1), (signal.SIGINT, 130, 8, 0.1), (signal.SIGTERM, 143, 2_000, 900.0)],
+)
+def test_a_signal_ends_a_run_in_the_middle_of_its_streams(
+    mock_url: StartMock, tmp_path: Path, number: int, status: int, streams: int, token_ms: float
+) -> None:
+    url = mock_url(Pace(token_ms=token_ms))
+    asked = ["-m", "bench.cli", "run", "-w", "a", "--requests", "100000", "--streams", str(streams), "--url", url, "--out", str(tmp_path)]
     interruptible = "import signal, runpy, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv = sys.argv[1:]; "
     command = [sys.executable, "-c", f"{interruptible}runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)", *asked[1:]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as run:
@@ -328,6 +337,7 @@ def test_a_signal_ends_a_run_in_the_middle_of_its_streams(mock_url: StartMock, t
             run.wait(2)  # it runs until it is told to end
         run.send_signal(number)
         assert run.wait(60) == status
+        assert run.stdout.read() == "interrupted before any measurement was finished: nothing is written\n"
     assert not list(tmp_path.iterdir()), "nothing was finished"
 
 

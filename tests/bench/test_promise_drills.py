@@ -68,9 +68,11 @@ def test_each_of_two_hundred_streams_has_a_prompt_of_its_own() -> None:
     assert [call.body for call in failover.calls(16)] == bodies[:24]
 
 
-def decision(actual_s: float, verdict: str = "admitted") -> dict[str, object]:
+def decision(actual_s: float, verdict: str = "admitted", number: int = 0, at_s: float = 0.0) -> dict[str, object]:
     place = {"replica": "r0", "new_tokens": 100, "ttft_s": 0.5, "ttft_p90_s": 0.9, "ttft_p98_s": 0.98, "ttft_uncalibrated_s": 0.4}
     return {
+        "request_id": f"cmpl-{number}",
+        "at_s": at_s,
         "verdict": verdict,
         "replica": "r0",
         "prompt_tokens": 100,
@@ -79,16 +81,21 @@ def decision(actual_s: float, verdict: str = "admitted") -> dict[str, object]:
     }
 
 
+def readings(factor: float = 1.0) -> tuple[Reading, ...]:
+    """Steps took `factor` of what was foreseen."""
+    return tuple(Reading(at_s, PROFILE, busy_s=at_s * factor, foreseen_s=at_s) for at_s in (0.0, 100.0))
+
+
 def test_predictions_are_judged_by_how_often_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = calibration.shapes(200, 2.0, 0)
-    readings = tuple(Reading(at_s, PROFILE, spread=0.1, busy_s=at_s, foreseen_s=at_s) for at_s in (0.0, 100.0))
-    simulated = calibration.simulated(twin(readings, 300), trace)
+    simulated = calibration.simulated(twin(readings()), trace)
     monkeypatch.setattr(calibration, "simulated", lambda *_: simulated)  # once is enough
+    monkeypatch.setattr(calibration, "outside_s", lambda _: 0.0)
     real = tuple(answered(simulated["ttft_p50_s"] * 1.05) for _ in range(180)) + tuple(answered(simulated["ttft_p95_s"]) for _ in range(20))
 
     def judged(times_s: list[float], records: tuple[RequestRecord, ...] = real) -> list[str]:
         decisions = tuple(decision(each) for each in times_s)
-        names = failed(calibration.report(Seen(records, decisions, readings), trace, {}).metrics)
+        names = failed(calibration.report(Seen(0.0, records, decisions, readings()), trace, {}).metrics)
         return [name for name in names if name not in ("median_error", "pinball")]  # these times are no real ones
 
     calibrated = [(i + 0.5) / 200 for i in range(200)]
@@ -103,6 +110,33 @@ def test_predictions_are_judged_by_how_often_they_held(monkeypatch: pytest.Monke
 def replace_ttft(record: RequestRecord, factor: float) -> RequestRecord:
     assert record.ttft_s is not None
     return answered(record.ttft_s * factor)
+
+
+def named(number: int, record: RequestRecord) -> RequestRecord:
+    record.answer.id = f"cmpl-{number}"
+    return record
+
+
+def test_the_twin_gets_the_requests_when_the_router_got_them() -> None:
+    trace = calibration.shapes(3, 2.0, 0)
+    decisions = (decision(0.5, number=0, at_s=12.5), decision(0.5, number=2, at_s=11.0))
+    records = tuple(named(number, answered(0.6)) for number in range(3))
+    came = calibration.as_it_came(Seen(10.0, records, decisions, ()), trace)
+    assert [one.arrival_s for one in came] == sorted([2.5, 1.0, trace[1].arrival_s]), "who was not seen came when it was due"
+    assert next(one for one in came if one.arrival_s == 1.0).prompt_tokens == trace[2].prompt_tokens
+
+
+def test_what_a_request_spends_outside_of_the_router_is_the_median_of_pairs() -> None:
+    records = tuple(named(number, answered(ttft_s)) for number, ttft_s in enumerate((1.0, 2.0, 3.0, 9.0)))
+    decisions = (decision(0.9, number=0), decision(1.8, number=1), decision(2.7, number=2) | {"actual": None}, decision(5.0, number=3))
+    assert calibration.outside_s(Seen(0.0, records, decisions, ())) == pytest.approx(0.2)
+    assert calibration.outside_s(Seen(0.0, records, (), ())) == 0.0
+
+
+def test_a_twin_of_a_machine_that_was_slow_is_slow() -> None:
+    trace = calibration.shapes(100, 2.0, 0)
+    usual, slow = (calibration.simulated(twin(readings(factor)), trace) for factor in (1.0, 1.3))
+    assert slow["ttft_p50_s"] > 1.3 * usual["ttft_p50_s"]
 
 
 def test_what_was_refused_or_has_no_outcome_is_no_prediction() -> None:

@@ -253,7 +253,7 @@ def test_a_broken_line_is_skipped_and_counted_where_that_is_asked(tmp_path: Path
         convert(log, tmp_path / "trace.jsonl")
     done = convert(log, tmp_path / "trace.jsonl", skip_broken=True)
     assert (done.requests, done.skipped) == (2, 1)
-    assert "2 requests from 2023-11-14 22:13:20 to 2023-11-14 22:13:24 UTC; 1 lines could not" in done.description
+    assert "2 requests from 2023-11-14 22:13:20 to 2023-11-14 22:13:24 UTC; 1 line could not" in done.description
 
 
 def test_a_mark_of_byte_order_is_no_text_and_eight_digits_are_a_date(tmp_path: Path) -> None:

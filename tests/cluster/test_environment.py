@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import socket
-import subprocess
 from pathlib import Path
 
 from rich.console import Console
 
 from cluster.config import Config
-from cluster.environment import ROUTER_GONE, ROUTER_PORTS, free_range, mortal, serve_environment
+from cluster.environment import ROUTER_PORTS, free_range, serve_environment
 from cluster.stages import Stages
 
 # The ports that Serve itself would take, the same in every cluster (ray.serve._private.constants).
@@ -55,15 +54,3 @@ def test_a_closed_terminal_stops_nothing() -> None:
     with show.stage("draining"):
         show.note = "on"
     show.say("drained")
-
-
-def test_haproxy_says_of_a_router_that_is_gone_what_a_client_understands(tmp_path: Path) -> None:
-    page, config = tmp_path / "500.http", tmp_path / "haproxy.cfg"
-    page.write_text("HTTP/1.1 500 Internal Server Error\r\n\r\nInternal Server Error")
-    wrapper = mortal(Path("/bin/echo"), tmp_path / "haproxy")
-    ran = subprocess.run([wrapper, "-db", "-f", config], check=True, capture_output=True, text=True)
-    assert ran.stdout == f"-db -f {config}\n"
-    assert page.read_bytes() == ROUTER_GONE
-    page.unlink()
-    subprocess.run([wrapper, "-v"], check=True, capture_output=True)
-    assert not page.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,29 @@ async def test_a_server_on_another_loop_is_not_the_routers() -> None:
     ingress.attach(router)
     await asyncio.to_thread(asyncio.run, ask(ingress.Shortcut(serve), "/v1/completions"))
     assert (serve.paths, router.paths) == (["/v1/completions"], [])
+
+
+async def test_an_answer_that_passed_serve_names_its_request_once() -> None:
+    """The router's own id comes first; without one, Serve's is kept."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        twice = [(b"x-request-id", b"one"), (b"set-cookie", b"a"), (b"set-cookie", b"b"), (b"X-Request-Id", b"one")]
+        await send({"type": "http.response.start", "status": 200, "headers": twice if scope["path"] == "/ready" else twice[3:]})
+        await send({"type": "http.response.body", "body": b"text"})
+
+    async def answer(path: str) -> list[Any]:
+        sent: list[Any] = []
+
+        async def keep(message: Any) -> None:
+            sent.append(message)
+
+        await ingress.Shortcut(serve)({"type": "http", "path": path}, _receive, keep)
+        return sent
+
+    start, body = await answer("/ready")
+    assert start["headers"] == [(b"x-request-id", b"one"), (b"set-cookie", b"a"), (b"set-cookie", b"b")]
+    assert body == {"type": "http.response.body", "body": b"text"}
+    assert (await answer("/-/healthz"))[0]["headers"] == [(b"X-Request-Id", b"one")]
 
 
 def test_serve_is_given_it_as_a_middleware(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.environment import mortal
+from cluster.mortal import mortal
 
 
 def running(pid: int) -> bool:

@@ -161,3 +161,10 @@ def test_the_checklist_of_a_doubtful_server() -> None:
     assert single["repeatable"].good is None and single["memory"].good is None
     assert "true limit lies above" in single["highest"].answer
     assert not math.isnan(judge(Candidate("it", 1, (at_load(1.0, 100),)), Demand(SLO)).cost_per_1000 or math.nan)
+
+
+def test_the_highest_traffic_of_a_brief_load_cannot_be_told() -> None:
+    runs = ({"attainment_percent": 100.0, "accepted_percent": 100.0, "goodput_per_s": 0.85, "e2e_p95_ms": 8_740.0},)
+    brief = answers_of((AtLoad(4.0, runs, requests=8),))["highest"]
+    assert brief.good is None and "not a steady load" in brief.answer
+    assert answers_of((AtLoad(4.0, runs, requests=80),))["highest"].good is True

@@ -103,3 +103,14 @@ def test_a_target_for_queue_time_limits_the_knee() -> None:
     unmeasured = find_knee([queued(1, None)])
     assert (unmeasured.load_per_s, unmeasured.broken_per_s) == (None, 1)
     assert find_knee([AtLoad(1, ({"attainment_percent": 100.0, "queue_p95_ms": 900.0},))]).load_per_s == 1, "nobody asked"
+
+
+def test_a_knee_at_a_load_offered_too_briefly_is_doubted() -> None:
+    runs = ({"attainment_percent": 100.0, "goodput_per_s": 0.85, "e2e_p95_ms": 8_740.0},)
+    brief, long = AtLoad(4.0, runs, requests=8), AtLoad(4.0, runs, requests=80)
+    assert "due within 1.8 s, and an answer takes up to 8.7 s (p95); 80 requests or more would tell" in str(find_knee([brief]))
+    assert "lies above" not in str(find_knee([brief])), "nothing says so"
+    assert find_knee([long]).unsteady == "" and "lies above" in str(find_knee([long])), "the control"
+    broken = AtLoad(5.0, ({"attainment_percent": 10.0, "e2e_p95_ms": 90_000.0},), requests=80)
+    assert find_knee([long, broken]).unsteady == "", "of the knee alone: that more is too much needs no steady load"
+    assert find_knee([AtLoad(4.0, runs)]).unsteady == "", "where nobody knows how many there were"
