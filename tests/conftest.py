@@ -1,6 +1,6 @@
 """Tests of what meets sockets run on both event loops: Serve's processes run uvloop, whose transports are not asyncio's.
 
-With `-m cluster`, modules that never name that marker are not imported: it chooses a few tests out of thousands.
+Where `-m` chooses tests of Ray only, a few out of thousands, modules that never name that marker are not imported.
 
 Triton kernels are interpreted in this process, which must be said before triton is imported; `make gpu` says 0.
 """
@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 import uvloop
 
-from tests.markers import may_start_ray
+from tests.markers import OF_RAY_ONLY, may_start_ray
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
@@ -33,7 +33,7 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> d
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if config.option.markexpr == "cluster" and collection_path.match("test_*.py") and not may_start_ray(collection_path.read_text()):
+    if config.option.markexpr in OF_RAY_ONLY and collection_path.match("test_*.py") and not may_start_ray(collection_path.read_text()):
         return True
     return None
 

@@ -1,6 +1,11 @@
-"""Which modules of tests have to be imported to find those that start Ray."""
+"""Which tests start Ray, which of them bear others beside them, and which modules have to be imported to find them."""
 
 from __future__ import annotations
+
+WITHOUT_RAY = "not cluster"
+BESIDE_OTHERS = "cluster and not alone"  # stacks of mocks, which mostly wait
+ALONE = "alone"
+OF_RAY_ONLY = frozenset({"cluster", BESIDE_OTHERS, ALONE})
 
 
 def may_start_ray(source: str) -> bool:
