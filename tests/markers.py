@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WITHOUT_RAY = "not cluster"
-BESIDE_OTHERS = "cluster and not alone"  # stacks of mocks, which mostly wait
+BESIDE_OTHERS = "cluster and not alone"  # the stack of mocks, which mostly waits
 ALONE = "alone"
 OF_RAY_ONLY = frozenset({"cluster", BESIDE_OTHERS, ALONE})
 

@@ -1,9 +1,9 @@
-"""`make test`: what needs no Ray in two processes, and the stacks of mocks beside it; then what serves a model, by itself.
+"""`make test`: what needs no Ray in two processes, and the stack of mocks beside it; then what needs the cores, one after another.
 
     python -m tests.whole_suite [pytest's arguments]
 
-Stacks of mocks wait most of the time, for Ray and for one another, and are not asked for speed. Two stacks that compute, on two cores,
-would be a test of the machine. The status is 0, or pytest's of the first part that failed; what comes after it does not run.
+The stack of mocks waits most of the time, for Ray and for processes that start, and is not asked for speed. Two stacks that compute, on
+two cores, would be a test of the machine. The status is 0, or pytest's of the first part that failed; what comes after it does not run.
 SIGINT and SIGTERM interrupt the tests, which end what they have started.
 """
 

@@ -56,6 +56,7 @@ def test_more_ranks_than_devices_are_refused_in_one_line(wanted: Config, nodes: 
 
 
 @pytest.mark.cluster
+@pytest.mark.alone
 @pytest.mark.slow
 def test_ranks_on_nodes_of_their_own_see_their_own_gpu(on_nodes: dict[str, Any]) -> None:
     results = on_nodes["doctor"]

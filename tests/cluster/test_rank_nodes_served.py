@@ -22,6 +22,7 @@ def from_one_rank(model: Path) -> list[int]:
 
 
 @pytest.mark.cluster
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_replica_over_two_raylets_answers_as_one_rank_does(on_nodes: dict[str, Any]) -> None:
     found = on_nodes["served"]
