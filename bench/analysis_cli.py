@@ -225,11 +225,11 @@ def report(result: ResultPath) -> None:
     from bench.console import new_console
     from bench.report_command import can_draw
     from bench.report_command import report as run
-    from bench.sweep_command import tell_paths
+    from bench.run_command import tell_paths
 
     console = new_console()
     with usage_errors():
-        tell_paths(console, run(result, console))
+        tell_paths(run(result, console), console)
     raise typer.Exit(0 if can_draw() else 1)
 
 

@@ -28,7 +28,7 @@ from bench.stack import StackError
 from bench.sweep.carry_out import Swept, begin, carry_out
 from bench.sweep.plan import SweepOptions, SweepPlan, plan_sweep
 from bench.sweep.state import SweepState
-from bench.sweep_command import metrics_of, tell_paths
+from bench.sweep_command import metrics_of
 
 MARKS = {True: "yes", False: "NO", None: "?"}
 
@@ -72,11 +72,15 @@ def begin_all(plans: Sequence[SweepPlan], *, restart: bool) -> list[SweepState]:
 def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], demand: Demand, console: Console, *, priced: bool) -> int:
     """Sweep every configuration (what is finished is not measured again), decide, write. 1 when none keeps the SLO."""
     done: list[Swept] = []
-    for plan, state in zip(plans, states, strict=True):
-        try:
-            done.append(carry_out(plan, state, console.print))
-        except (StackError, ValueError) as error:
-            console.print(f"{plan.options.label} drops out: {error}", style="red")
+    try:
+        for plan, state in zip(plans, states, strict=True):
+            try:
+                done.append(carry_out(plan, state, console.print))
+            except (StackError, ValueError) as error:
+                console.print(f"{plan.options.label} drops out: {error}", style="red")
+    finally:
+        for state in states:
+            state.tidy()
     points = [point for each in done for point in each.points]
     if not points:
         return 1
@@ -94,7 +98,8 @@ def choose_by_sweeps(plans: Sequence[SweepPlan], states: Sequence[SweepState], d
     paths = run_command.write(outcome, measured, plans[0].options.folder)
     for each in done:
         each.state.discard()
-    tell_paths(console, [*paths, *report_too(paths[0], console)])
+    run_command.tell_paths(paths, console)
+    run_command.tell_paths(report_too(paths[0], console), console)
     return 0 if chosen.choice.winner else 1
 
 

@@ -27,10 +27,14 @@ class Target:
 
     @staticmethod
     def parse(url: str, api_key: str = "") -> Target:
-        """Raises ValueError for anything but http(s)://host[:port][/path]."""
+        """Raises ValueError for anything but http(s)://host[:port][/path], what would be dropped among it."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http(s) URL: {url!r}")
+        if "@" in parts.netloc:
+            raise ValueError("a URL with a user or a password: they would not be sent; a key is given as --api-key")
+        if parts.query or parts.fragment:
+            raise ValueError("a URL ends with its path, and what follows would not be sent")
         tls = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         return Target(parts.hostname, parts.port or (443 if tls else 80), tls, prefix, api_key)

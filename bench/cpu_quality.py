@@ -24,7 +24,8 @@ from bench import result
 from bench.golden import Golden, GoldenItem, load
 from bench.replica_start import FORMS
 from bench.result import Metric, Result
-from kernels.ops import KERNELS_VARIABLE, REFERENCE
+from kernels.names import KERNELS_VARIABLE
+from kernels.ops import REFERENCE
 from replica.config import WEIGHT_ONLY, EngineConfig
 from replica.contract.messages import SamplingParams, TokenLogprobs
 from replica.runner import ModelRunner

@@ -29,7 +29,6 @@ from bench.scorecard_table import show_caveats
 from bench.server import ServerOptions, check, open_server
 from bench.slo import Slo
 from bench.stack import StackError
-from bench.sweep_command import tell_paths
 from bench.workload import Workload
 from bench.workloads import workload
 
@@ -123,11 +122,11 @@ def ladder(plan: LadderPlan, console: Console) -> int:
     text = f"{plan.workload.description}; {options.load.description}.\n\n{markdown(grid)}\n{LEGEND}\n"
     configuration = {"seed": str(options.seed), "salt": plan.salt}
     outcome = Result(f"ladder-{plan.workload.name}", configuration, details={"texts": {"Each step's gain": text}}, points=tuple(points))
-    paths = list(run_command.write(outcome, measured, options.folder))
+    paths = run_command.write(outcome, measured, options.folder)
     table = paths[0].with_name(f"{paths[0].stem}-gains.md")
     table.write_text(text)
-    paths += [table, *draw(points, paths[0]), *report_too(paths[0], console)]
-    tell_paths(console, paths)
+    run_command.tell_paths([*paths, table], console)
+    run_command.tell_paths([*draw(points, paths[0]), *report_too(paths[0], console)], console)
     if ended is not None:
         raise ended
     return 0 if not failed and all(point.figure("completed_per_s") for point in points) else 1

@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,12 +99,34 @@ class ResultFile:
 
 
 def write(result: Result, folder: Path = RESULTS, rows: Iterable[RequestRow] = ()) -> Path:
-    """Write the result as JSON, and its requests beside it; the path. One file per name and second."""
+    """Write the result as JSON, and its requests beside it; the path, of a name that no other result has."""
     now = datetime.datetime.now(datetime.UTC)
     folder.mkdir(parents=True, exist_ok=True)
     name = result.name.encode()[:NAME_BYTES_MAX].decode(errors="ignore")  # of many traces it may be longer than a file's may
-    path = folder / f"{name}-{now:%Y%m%d-%H%M%S}.json"
-    kept = list(rows)
+    path = new_file(folder, f"{name}-{now:%Y%m%d-%H%M%S}")
+    try:
+        _fill(path, result, now, list(rows))
+    except BaseException:
+        for left in (path, path.with_name(path.stem + SUFFIX)):  # half a result is none
+            left.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def new_file(folder: Path, stem: str) -> Path:
+    """`STEM.json`, or with a number where a result of the same second has that name; it is there, empty, and nobody else's."""
+    path, number = folder / f"{stem}.json", 1
+    while True:
+        try:
+            path.open("xb").close()
+        except FileExistsError:
+            number += 1
+            path = folder / f"{stem}-{number}.json"
+        else:
+            return path
+
+
+def _fill(path: Path, result: Result, now: datetime.datetime, kept: Sequence[RequestRow]) -> None:
     requests_file = path.with_name(path.stem + SUFFIX) if kept else None
     if requests_file is not None:
         write_rows(kept, requests_file)
@@ -118,7 +140,6 @@ def write(result: Result, folder: Path = RESULTS, rows: Iterable[RequestRow] = (
         **asdict(result),
     }
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")  # strict: infinities become null
-    return path
 
 
 def load_result(path: Path) -> ResultFile:
@@ -172,6 +193,7 @@ def public(argument: str) -> str:
     """One argument as it may be published."""
     if argument.startswith("--api-key="):
         return "--api-key=KEY"
+    argument = re.sub(r"(https?://)[^/\s]*@", r"\1", argument)
     argument = re.sub(r"(https?://)(?!127\.0\.0\.1|localhost)[^/:\s]+", r"\1HOST", argument)
     return re.sub(r"(?<![^=,])/[^,]*", _public_path, argument)
 

@@ -181,11 +181,16 @@ def _tell(planned: Plan, measured: Sequence[Measured], console: Console) -> None
         scorecard_table.show([point for point in points if point.workload.name == name], console)
     configuration = {"seed": str(planned.options.seed), "salt": planned.salt}
     outcome = Result("run-" + "-".join(names), configuration, points=tuple(points))
-    paths = list(write(outcome, measured, planned.options.folder))
+    paths = write(outcome, measured, planned.options.folder)
+    tell_paths(paths, console)
     if planned.options.report:
-        paths += report_too(paths[0], console)
+        tell_paths(report_too(paths[0], console), console)
+
+
+def tell_paths(paths: Sequence[Path], console: Console) -> None:
+    """Of a result before its pictures are drawn: whoever is interrupted then has it, and knows where."""
     for path in paths:
-        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}")
+        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}", soft_wrap=True)
 
 
 def configurations(base: ServerOptions, changes: Sequence[str]) -> Iterator[tuple[str, ServerOptions]]:

@@ -95,13 +95,13 @@ def lead(ranks: int, requests: int, count: int, chunk: int) -> tuple[list[float]
     planned = steps(count, requests, chunk)
     for _ in range(count):
         time.sleep(APART_S)
+        encoder.prepare()  # as in a replica: once it has computed
         step = next(planned)  # only now: rank 0 encodes what it has just planned
         began.append(time.perf_counter())
         data = encoder.encode(step)
         encoded.append(time.perf_counter())
         group.send(data)
         sizes.append(len(data))
-        encoder.prepare()
     group.send(encode_stop())
     gloo_began = []
     buffer = torch.zeros(size, dtype=torch.uint8)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from bench import result, run_command, scorecard_table
 from bench.console import new_console
 from bench.measurement import Measured
@@ -32,10 +30,11 @@ def sweep(plan: SweepPlan, state: SweepState) -> int:
     scorecard_table.show(points, console)
     console.print(str(done.knee), style="bold")
     configuration = {"seed": str(plan.options.seed), "label": plan.options.label}
-    outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points, details=texts(done))
+    outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points)
     paths = write(outcome, done, plan.options.folder)
     state.discard()
-    tell_paths(console, [*paths, *report_too(paths[0], console)])
+    run_command.tell_paths(paths, console)
+    run_command.tell_paths(report_too(paths[0], console), console)
     return 0
 
 
@@ -49,21 +48,8 @@ def metrics_of(done: Swept) -> tuple[Metric, ...]:
     )
 
 
-def texts(done: Swept) -> dict[str, object]:
-    means = (
-        f"The highest load at which, as at every lower one, {done.knee.kept_percent:g} % of the requests kept the SLO"
-        " (and the run its target for queue time, where one is given)."
-    )
-    return {"texts": {"The knee": f"{done.knee}.\n{means}\n"}}
-
-
 def write(outcome: Result, done: Swept, folder: Path) -> Sequence[Path]:
     """JSON, Markdown, CSV and the requests."""
     rows = done.rows
     measured = [Measured(point, tuple(row for row in rows if row.point == i)) for i, point in enumerate(done.points)]
     return run_command.write(outcome, measured, folder)
-
-
-def tell_paths(console: Console, paths: Sequence[Path]) -> None:
-    for path in paths:
-        console.print(f"written to {path.relative_to(result.ROOT) if path.is_relative_to(result.ROOT) else path}")

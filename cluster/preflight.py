@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 
 from cluster.config import Config
+from cluster.local_ray import joined_address
+from kernels.cpu.sizes import SCALE_BYTES
+from kernels.names import KNOWN, wanted_kernels
+from replica.conflict import conflict
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
+from replica.kv_pool import size_pool
 from replica.models.config import read_model_config
-from replica.models.model_config import shard_problem
+from replica.models.model_config import ModelConfig, shard_problem
 from replica.models.tensors import check_tensors
 from router.served_model import load_served_model
 
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # one of them is there wherever torch can see a GPU
+
 
 class StartError(Exception):
-    """The cluster cannot start; the message is one line for the user. `see_logs`: it may not explain itself."""
+    """The cluster cannot start; the message is one line for the user.
 
-    def __init__(self, message: str, *, see_logs: bool = False) -> None:
+    `see_logs`: it may not explain itself. `usage`: the settings cannot be served, whatever runs.
+    """
+
+    def __init__(self, message: str, *, see_logs: bool = False, usage: bool = False) -> None:
         super().__init__(message)
         self.see_logs = see_logs
+        self.usage = usage
 
 
 def take_port(host: str, port: int) -> socket.socket:
@@ -64,10 +76,43 @@ def find_model(config: Config) -> ModelFiles | None:
         raise StartError(" ".join(str(error).split())) from None
     if is_mock:
         return None
-    wanted = config.engine.max_model_len
-    if wanted is not None and wanted > model.context_max:
-        raise StartError(f"max_model_len {wanted} exceeds the model's context of {model.context_max} tokens")
-    problem = shard_problem(model, config.engine.tensor_parallel_size)
+    problem = unusable(config, model)
     if problem:
-        raise StartError(problem)
+        raise StartError(problem, usage=True)
     return files
+
+
+def unusable(config: Config, model: ModelConfig) -> str:
+    """What every replica would refuse, in its own words; '' where one may start.
+
+    A replica asks the same of the device that it finds and of its own environment. Here more than one answer may be possible, on a
+    cluster that is joined or where there may be a GPU: then only what is refused in all of them is.
+    """
+    engine, devices = config.engine, _devices(config)
+    if not devices:
+        return f"--device cuda: there is no GPU on this machine (none of {', '.join(_GPU_FILES)}); it takes --device cpu or auto"
+    wanted = engine.max_model_len
+    if wanted is not None and wanted > model.context_max:
+        return f"max_model_len {wanted} exceeds the model's context of {model.context_max} tokens"
+    names = ("", *KNOWN) if joined_address(config) else (wanted_kernels(),)
+    found = [conflict(engine, model, device, name) for device in devices for name in names]
+    return shard_problem(model, engine.tensor_parallel_size) or (found[0] if all(found) else "") or _no_pool(config, model, devices)
+
+
+def _no_pool(config: Config, model: ModelConfig, devices: tuple[str, ...]) -> str:
+    """Why the KV pool of a CPU, whose size is configured, holds too little; '' where it may hold enough."""
+    if devices != ("cpu",):
+        return ""
+    in_int8, wide = config.engine.kv_cache_dtype == "int8", config.engine.dtype == "float32"
+    try:
+        size_pool(config.engine, model, 1 if in_int8 else 4 if wide else 2, SCALE_BYTES if in_int8 else 0)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def _devices(config: Config) -> tuple[str, ...]:
+    """Kinds that a replica may compute on."""
+    wanted, may_have_gpu = config.engine.device, joined_address(config) is not None or any(map(os.path.exists, _GPU_FILES))
+    kinds = ("cpu", "cuda") if may_have_gpu else ("cpu",)
+    return kinds if wanted == "auto" else tuple(kind for kind in kinds if kind == wanted)

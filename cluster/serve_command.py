@@ -18,6 +18,7 @@ from cluster.run_directory import RunDirectory
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 _WATCH_PERIOD_S = 1.0
 _END_GRACE_S = 1.0
@@ -82,7 +83,7 @@ def run(config: Config) -> int:
         status = EXIT_INTERRUPTED
     except StartError as error:
         stages.error(str(error))
-        see_logs = error.see_logs
+        see_logs, status = error.see_logs, EXIT_USAGE if error.usage else EXIT_FAILED
     except Exception as error:
         stages.error(str(deployment.failure([f"{type(error).__name__}: {error}"])))
         see_logs = True

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels import names
 from kernels.batch import CacheLayout, ModelSizes, PagedBatch
 from kernels.errors import KernelError as KernelError
+from kernels.names import KERNELS_VARIABLE, TRITON, misnamed, operators_of, wanted_kernels
 from kernels.reference.attention_plan import plan_attention
 from kernels.reference.copy_blocks import copy_blocks
 from kernels.reference.fused_moe import fused_moe
@@ -26,9 +28,6 @@ from kernels.reference.rope_kv_write import HeadNorms, rope_kv_write
 from kernels.reference.sampling import Sampled, SamplingRows, sampling
 from kernels.reference.silu_mul import silu_mul
 
-KERNELS_VARIABLE = "RANTANG_KERNELS"
-CPU_STEP = "cpu"  # not operators: a whole step in C++ (kernels/cpu)
-TRITON = "triton"
 Plan = Any  # what plan_attention made, for the operators beside it alone
 
 
@@ -54,7 +53,7 @@ class Operators:
 
 
 REFERENCE = Operators(
-    "reference",
+    names.REFERENCE,
     "torch",
     lambda device, sizes: None,  # torch computes everything
     plan_attention,
@@ -78,13 +77,10 @@ def choose_operators(device: torch.device, wanted: str | None = None) -> Operato
     An accelerator is served by Triton, and by torch only where that was asked for. Raises KernelError.
     """
     name = wanted_kernels() if wanted is None else wanted
-    if name == TRITON or (not name and device.type != "cpu"):
-        return _triton(device)
-    if name == CPU_STEP and device.type != "cpu":
-        raise KernelError(f"{KERNELS_VARIABLE}={name} is the C++ step of a CPU; on {device.type} there are {TRITON} and {REFERENCE.name}")
-    if name in ("", CPU_STEP, REFERENCE.name):
-        return REFERENCE
-    raise KernelError(f"{KERNELS_VARIABLE}={name}: unknown kernels (known: {', '.join(sorted((REFERENCE.name, TRITON, CPU_STEP)))})")
+    problem = misnamed(device.type, name)
+    if problem:
+        raise KernelError(problem)
+    return _triton(device) if operators_of(device.type, name) == TRITON else REFERENCE
 
 
 def _triton(device: torch.device) -> Operators:
@@ -113,11 +109,6 @@ def _triton(device: torch.device) -> Operators:
         operators.sampling,
         draws=True,
     )
-
-
-def wanted_kernels() -> str:
-    """What the environment's RANTANG_KERNELS names; '' where it leaves the choice to us."""
-    return os.environ.get(KERNELS_VARIABLE, "")
 
 
 def choose_device(local_rank: int = 0, wanted: str = "auto") -> torch.device:

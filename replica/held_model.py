@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from kernels.batch import CacheLayout, ModelSizes
-from kernels.cpu.pages import SCALE_BYTES, pool_shape
-from kernels.ops import TRITON, KernelError, Operators, choose_device, choose_operators
+from kernels.cpu.pages import pool_shape
+from kernels.cpu.sizes import SCALE_BYTES
+from kernels.names import TRITON
+from kernels.ops import KernelError, Operators, choose_device, choose_operators
 from replica.config import EngineConfig
 from replica.contract.model_error import ModelError
 from replica.contract.model_files import ModelFiles, resolve
@@ -64,6 +66,7 @@ class Stages:
 
 def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> HeldModel:
     """Find, check, load. Raises ModelError, one line for the user; nothing large is read before everything fits."""
+    config = config.model_copy(update={"tensor_parallel_size": tp.size})
     files = resolve(config.model, config.revision)
     model_config = read_model_config(files)
     problem = shard_problem(model_config, tp.size)
@@ -71,7 +74,7 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
         raise ModelError(f"{config.model}: {problem}")
     check_tensors(files, model_config)
     device = _device(config, tp.rank)
-    operators, choice = _choose(config, model_config, device, tp.size)
+    operators, choice = _choose(config, model_config, device)
     dtype = choice.dtype
     source = open_source(files, model_config)
     held = held_as(source.kinds(), config.quantization)
@@ -123,11 +126,12 @@ def hold_model(config: EngineConfig, tp: TensorParallel, stages: Stages) -> Held
     return HeldModel(files, model_config, forward, "; ".join(filter(None, (reason, kept))), dtype, operators, pool, size)
 
 
-def _choose(config: EngineConfig, model: ModelConfig, device: torch.device, ranks: int) -> tuple[Operators, StepChoice]:
+def _choose(config: EngineConfig, model: ModelConfig, device: torch.device) -> tuple[Operators, StepChoice]:
     """What computes. Raises ModelError where it cannot be what was asked for, or nothing serves this model here."""
+    ranks = config.tensor_parallel_size
     try:
         operators = choose_operators(device)
-        choice = choose_step(config, model, device, ranks, operators)
+        choice = choose_step(config, model, device, operators)
         if choice.library is None:
             experts = 0 if model.mixture is None else model.mixture.count
             width, quantized = model.intermediate_size // ranks, config.quantization is not None

@@ -37,7 +37,7 @@ class ModelRunner:
         self._tp: TensorParallel = SingleRank() if tp is None else tp
         self._threads = config.num_threads or len(os.sched_getaffinity(0))
         self._local = threading.local()
-        self._use_threads()
+        _use_once(self._local, self._threads)
         stages = Stages(on_stage)
         self._held = held = hold_model(config, self._tp, stages)
         self._pool = held.pool
@@ -90,14 +90,17 @@ class ModelRunner:
     def execute(self, step: Step) -> StepResult:
         return self.begin(step)()
 
-    @torch.inference_mode()
     def begin(self, step: Step) -> Callable[[], StepResult]:
         """The forward pass; the call it returns draws, and waits for the logits where a GPU computes them."""
-        self._use_threads()
+        return self.begin_told(step, build_inputs(step, self._limits.block_size) if step.rows else None)
+
+    @torch.inference_mode()
+    def begin_told(self, step: Step, inputs: StepInputs | None) -> Callable[[], StepResult]:
+        """As `begin`. `inputs` are the step's, None where it has no rows."""
+        _use_once(self._local, self._threads)
         self._copy_blocks([(copy.source, copy.target) for copy in step.copies])
-        if not step.rows:
+        if inputs is None:
             return lambda: StepResult(step.step_id, ())
-        inputs = build_inputs(step, self._limits.block_size)
         computed = self._held.forward.compute(inputs)
 
         @torch.inference_mode()
@@ -121,7 +124,7 @@ class ModelRunner:
     @torch.inference_mode()
     def follow(self, step: RankStep) -> None:
         """A rank above 0's part of a step: what rank 0 computes, in its order, but nothing is drawn."""
-        self._use_threads()
+        _use_once(self._local, self._threads)
         self._copy_blocks(step.copies)
         inputs = step.inputs
         if inputs is None:
@@ -140,7 +143,7 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
         """Copies and forward pass alone: logits [rows that draw, V], float32. The step has a row."""
-        self._use_threads()
+        _use_once(self._local, self._threads)
         self._copy_blocks([(copy.source, copy.target) for copy in step.copies])
         return self._held.forward.compute(build_inputs(step, self._limits.block_size)).logits
 
@@ -156,11 +159,12 @@ class ModelRunner:
     def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self._held.operators.copy_blocks(self._pool, copies)
 
-    def _use_threads(self) -> None:
-        """The number of compute threads belongs to the calling thread, and the engine's is not the one that built this."""
-        if not getattr(self._local, "threads_set", False):
-            use_threads(self._threads)
-            self._local.threads_set = True
+
+def _use_once(thread: threading.local, count: int) -> None:
+    """The number of compute threads belongs to the calling thread, and the engine's is not the one that built the runner."""
+    if not getattr(thread, "threads_set", False):
+        use_threads(count)
+        thread.threads_set = True
 
 
 def _draw(step: Step, inputs: StepInputs, computed: Computed, eos_token_ids: frozenset[int], operators: Operators) -> dict[int, Outcome]:

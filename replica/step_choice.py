@@ -10,9 +10,10 @@ import torch
 
 from kernels.cpu.abi import load_library
 from kernels.cpu.build import ISA_VARIABLE, CannotBuild, best_library, cache_directory
-from kernels.cpu.decoder import unfit
-from kernels.ops import CPU_STEP, KERNELS_VARIABLE, REFERENCE, TRITON, Operators, computes_bfloat16, wanted_kernels
-from replica.config import WEIGHT_ONLY, EngineConfig
+from kernels.names import wanted_kernels
+from kernels.ops import REFERENCE, Operators, computes_bfloat16
+from replica.config import EngineConfig
+from replica.conflict import asks_for_cpp_step, conflict, no_cpp_step
 from replica.contract.model_error import ModelError
 from replica.models.model_config import ModelConfig
 
@@ -28,35 +29,20 @@ class StepChoice:
     dtype: torch.dtype  # of weights and KV
 
 
-def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, ranks: int, operators: Operators = REFERENCE) -> StepChoice:
+def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, operators: Operators = REFERENCE) -> StepChoice:
     """The C++ step or `operators`. The dtype `auto` is bfloat16, which the C++ step computes on every CPU it runs on; float32 where torch
     would be slower in bfloat16.
 
-    Raises ModelError where the C++ step was asked for (RANTANG_KERNELS=cpu, one of its quantizations) and cannot be had, or a quantization
-    of weights alone where nothing computes it.
+    Raises ModelError where settings exclude each other (replica.conflict), or the C++ step was asked for and cannot be had here.
     """
-    dtype = _DTYPES[config.dtype]
-    weight_only = config.quantization in WEIGHT_ONLY
-    if weight_only and model.mixture is not None:
-        raise ModelError(f"--quantization {config.quantization}: experts are served in the model's dtype only")
-    if weight_only and device.type == "cpu" and wanted_kernels() not in (REFERENCE.name, TRITON):
-        raise ModelError(
-            f"--quantization {config.quantization} is computed by Triton's kernels on a GPU; on a CPU the C++ step has w8a8 and w4a8 "
-            f"({KERNELS_VARIABLE}={REFERENCE.name} computes it with torch, slowly)"
-        )
-    library, reason = _find(config, model, dtype, device, ranks)
-    asked = f"--quantization {config.quantization}" if config.quantization and not weight_only else ""
-    if config.kv_cache_dtype == "int8":
-        asked = "--kv-cache-dtype int8"
-    if wanted_kernels() == CPU_STEP:
-        asked = f"{KERNELS_VARIABLE}={CPU_STEP}"
+    dtype, kernels = _DTYPES[config.dtype], wanted_kernels()
+    problem = conflict(config, model, device.type, kernels)
+    if problem:
+        raise ModelError(problem)
+    library, reason = _find(config, model, device, kernels)
+    asked = asks_for_cpp_step(config, kernels)
     if library is None and asked:
-        there = (
-            f" (on a GPU there are {', '.join(WEIGHT_ONLY)})"
-            if device.type != "cpu" and config.quantization and model.mixture is None
-            else ""
-        )
-        raise ModelError(f"{asked} needs the C++ step: {reason}{there}")
+        raise ModelError(f"{asked} needs the C++ step: {reason}")
     if library is not None:
         forms = (config.quantization, "KV in int8" if config.kv_cache_dtype == "int8" else None)
         return StepChoice(library, ", ".join(("C++ step", reason, *filter(None, forms))), dtype)
@@ -66,14 +52,9 @@ def choose_step(config: EngineConfig, model: ModelConfig, device: torch.device, 
     return StepChoice(None, f"{operators.title}{', ' + config.quantization if config.quantization else ''}: {reason}{hint}", dtype)
 
 
-def _find(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, ranks: int) -> tuple[ctypes.CDLL | None, str]:
+def _find(config: EngineConfig, model: ModelConfig, device: torch.device, kernels: str) -> tuple[ctypes.CDLL | None, str]:
     """The library and its instructions, or why there is none."""
-    wanted = wanted_kernels()
-    if wanted not in ("", CPU_STEP):
-        return None, f"{KERNELS_VARIABLE}={wanted}"
-    if device.type != "cpu":
-        return None, f"it runs on {device.type}"
-    problem = _problem(config, model, dtype, ranks)
+    problem = no_cpp_step(config, model, device.type, kernels)
     if problem:
         return None, problem
     try:
@@ -81,19 +62,3 @@ def _find(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: 
         return load_library(path), f"{isa.title} ({missed})" if missed else isa.title
     except (CannotBuild, OSError) as error:
         return None, str(error)
-
-
-def _problem(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, ranks: int) -> str:
-    """Why this model and configuration are none for the C++ step; '' when they are."""
-    if dtype is not torch.bfloat16:
-        return f"the dtype is {str(dtype).removeprefix('torch.')}, not bfloat16"
-    if ranks > 1:
-        return f"{ranks} ranks share the model"
-    if model.mixture is not None:
-        return "its feed-forward layers are experts"
-    return unfit(
-        hidden=model.hidden_size,
-        width=model.intermediate_size,
-        head_dim=model.head_dim,
-        block_size=config.block_size,
-    )

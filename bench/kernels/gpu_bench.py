@@ -140,7 +140,8 @@ def run(place: torch.device, device: Device, timer: Timer, options: argparse.Nam
     import triton
 
     from bench.kernels.subjects import to_check, to_measure
-    from kernels.ops import TRITON, choose_operators
+    from kernels.names import TRITON
+    from kernels.ops import choose_operators
 
     report = Report(device.name, triton.__version__, torch.__version__, measure_ceilings(place, timer))
     report.checks = [check(subject, place) for subject in to_check()]

@@ -31,8 +31,8 @@ from bench.peers.table import markdown_of
 from bench.peers.work_runs import chosen_works, measure, with_requests
 from bench.report_command import report_too
 from bench.result import RESULTS, ROOT, WorkResult
+from bench.run_command import tell_paths
 from bench.server import first_model
-from bench.sweep_command import tell_paths
 from bench.works import Work, workload_of
 from replica.contract.gguf_header import read_gguf_header
 from replica.contract.model_error import ModelError
@@ -107,7 +107,8 @@ def tell(asked: Asked, columns: Sequence[Column], console: Console) -> bool:
     with writing(asked.request.out):
         path = result.write(outcome, asked.request.out)
         path.with_suffix(".md").write_text(markdown)
-    tell_paths(console, [path, path.with_suffix(".md"), *report_too(path, console)])
+    tell_paths([path, path.with_suffix(".md")], console)
+    tell_paths(report_too(path, console), console)
     return outcome.holds and any(column.works for column in columns if column.name not in labels)
 
 

@@ -18,9 +18,10 @@ from bench.request_log import RequestRow
 from bench.server import Server, open_server
 from bench.slo import Slo
 from bench.stack import get_text
+from bench.sweep.claim import claim
 from bench.sweep.plan import SweepPlan
 from bench.sweep.runner import Sweep
-from bench.sweep.state import SweepState, resume
+from bench.sweep.state import ResumeError, SweepState, resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,17 @@ class Swept:
 
 
 def begin(plan: SweepPlan, *, restart: bool) -> SweepState:
-    """What is already finished. Raises ResumeError when another sweep's state lies in the way, unless it is to be thrown away."""
+    """What is already finished. Raises ResumeError when another sweep's state lies in the way, unless it is to be thrown away,
+    and when one is running there."""
+    folder = plan.state_folder
+    held = claim(folder)
+    if held is None:
+        raise ResumeError(f"another sweep is running in {folder}: wait for it, or give this one another folder (--out)")
     if restart:
-        SweepState(plan.state_folder, plan.identity).discard()
-    return resume(plan.state_folder, plan.identity)
+        SweepState(folder, plan.identity).clear()
+    state = resume(folder, plan.identity)
+    state.held = held
+    return state
 
 
 def check_queue_told(server: Server, slo: Slo) -> None:
@@ -76,14 +84,17 @@ def carry_out(plan: SweepPlan, state: SweepState, say: Callable[[str], None]) ->
         measured = measure(server, question, tell=say)
         return measured.point, list(measured.rows)
 
-    say(f"{plan.options.label}: {'measuring ' + plan.options.server.url if plan.options.server.url else 'starting a stack'} …")
-    with open_server(plan.options.server) as server:
-        check_queue_told(server, plan.options.slo)
-        if server.replicas_note and plan.options.price_per_hour is not None:
-            say(server.replicas_note)
-        try:
-            knee = Sweep(state, plan.extent, partial(ask, server), say).run()
-        except (KeyboardInterrupt, SystemExit):
-            say(f"interrupted; the same command goes on after the {len(state.points)} loads that are finished")
-            raise
+    try:
+        say(f"{plan.options.label}: {'measuring ' + plan.options.server.url if plan.options.server.url else 'starting a stack'} …")
+        with open_server(plan.options.server) as server:
+            check_queue_told(server, plan.options.slo)
+            if server.replicas_note and plan.options.price_per_hour is not None:
+                say(server.replicas_note)
+            try:
+                knee = Sweep(state, plan.extent, partial(ask, server), say).run()
+            except (KeyboardInterrupt, SystemExit):
+                say(f"interrupted; the same command goes on after the {len(state.points)} loads that are finished")
+                raise
+    finally:
+        state.tidy()
     return Swept(plan, state, knee)

@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from bench.point import Point
 from bench.request_log import SUFFIX, RequestRow, read_rows, write_rows
+from bench.sweep import claim
 
 FILE = "state.json"
 SCHEMA_VERSION = 1
@@ -35,6 +37,7 @@ class SweepState:
     folder: Path
     identity: dict[str, str]
     points: list[Point] = field(default_factory=list)
+    held: IO[bytes] | None = field(default=None, compare=False)  # as long as it is open, the folder is this process's own
 
     def add(self, point: Point, rows: Iterable[RequestRow]) -> None:
         """One more finished load. Requests first, the state last and in one move: an interruption leaves the old state."""
@@ -52,6 +55,17 @@ class SweepState:
 
     def discard(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def clear(self) -> None:
+        """All but the folder and who holds it."""
+        for path in self.folder.iterdir():
+            if path.name != claim.FILE:
+                path.unlink()
+
+    def tidy(self) -> None:
+        """Of a sweep that ends: where nothing is finished, nothing is left lying."""
+        if not self.points and not (self.folder / FILE).exists():
+            self.discard()
 
     def _rows_file(self, index: int) -> Path:
         return self.folder / f"{index}{SUFFIX}"

@@ -15,8 +15,6 @@ from kernels.cpu.abi import DRAW, FAULTS, LayerC, MatrixC, ModelC, StepC
 from kernels.cpu.packed import PackedMatrix
 from kernels.cpu.pages import pool_shape
 
-MULTIPLE = 32  # of every width: that of a group of quantised values, and of two registers
-
 
 class StepFault(ValueError):
     """A step that the kernel refuses to compute; nothing was written."""
@@ -73,14 +71,6 @@ class Computed:
     logits: Tensor  # [W, V]
     best: npt.NDArray[np.int64]  # [W] the token of the largest logit, of equals the first
     best_logits: npt.NDArray[np.float32]  # [W] its logit; NaN where the row is not finite
-
-
-def unfit(*, hidden: int, width: int, head_dim: int, block_size: int) -> str:
-    """Why the step cannot compute a model of these sizes; '' when it can."""
-    for name, value in (("hidden size", hidden), ("feed-forward width", width), ("head size", head_dim)):
-        if value % MULTIPLE:
-            return f"the {name} {value} is not a multiple of {MULTIPLE}"
-    return f"the block size {block_size} is not a multiple of 16" if block_size % 16 else ""
 
 
 class Decoder:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.batch import CacheLayout
+from kernels.cpu.sizes import SCALE_BYTES
 
-SCALE_BYTES = 2  # bfloat16, for a key or a value of one token and head
 _TILE = 16  # tokens whose keys, values and scales lie together
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 from replica.contract.messages import EngineLimits
 from replica.parallel.group import RankGroup, TensorParallel
@@ -14,6 +15,7 @@ from replica.parallel.step_decoder import StepDecoder
 from replica.parallel.step_encoder import StepEncoder
 from replica.rank_step import RankStep
 from replica.step import AsynchronousRunner, Runner, RunnerLost, Step, StepResult
+from replica.step_inputs import StepInputs
 
 
 class Worker(Protocol):
@@ -29,6 +31,15 @@ class Worker(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class ToldRunner(AsynchronousRunner, Protocol):
+    """A runner that is given a step's arrays: the ranks have them, and rank 0 is one."""
+
+    def begin_told(self, step: Step, inputs: StepInputs | None) -> Callable[[], StepResult]:
+        """As AsynchronousRunner.begin. `inputs`: of this step, None where it has no rows."""
+        ...
+
+
 class LeadingRunner:
     """Rank 0's Runner: each Step goes to the other ranks, then to `inner`.
 
@@ -39,8 +50,9 @@ class LeadingRunner:
     def __init__(self, inner: Runner, group: RankGroup) -> None:
         """Blocks until every rank has made its worker. Raises GroupBroken when one could not."""
         self.inner = inner
+        self._told = inner if isinstance(inner, ToldRunner) else None
         self._group = group
-        self._encoder = StepEncoder(inner.limits.block_size)
+        self._encoder, self._decoder = StepEncoder(inner.limits.block_size), StepDecoder(inner.limits.block_size)
         group.meet()
 
     @property
@@ -53,23 +65,29 @@ class LeadingRunner:
 
     @property
     def overlaps(self) -> bool:
-        return isinstance(self.inner, AsynchronousRunner) and self.inner.overlaps
+        return self._told is not None and self._told.overlaps
 
     def execute(self, step: Step) -> StepResult:
         return self.begin(step)()
 
     def begin(self, step: Step) -> Callable[[], StepResult]:
-        inner = self.inner
         with self._or_lost(step):
-            self._group.send(self._encoder.encode(step))
-            self._encoder.prepare()
-            wait = inner.begin(step) if isinstance(inner, AsynchronousRunner) else lambda: inner.execute(step)
+            data = self._encoder.encode(step)
+            self._group.send(data)
+            wait = partial(self.inner.execute, step) if self._told is None else self._told.begin_told(step, self._own(data))
+            self._encoder.prepare()  # the others compute by now, and perhaps a device of ours
+            self._decoder.prepare()
 
         def end() -> StepResult:
             with self._or_lost(step):
                 return wait()
 
         return end
+
+    def _own(self, data: bytes) -> StepInputs | None:
+        """The step's arrays as the other ranks have them, which costs less than to make them of the Step."""
+        told = self._decoder.decode(data)
+        return None if told is None else told.inputs
 
     @contextlib.contextmanager
     def _or_lost(self, step: Step) -> Iterator[None]:

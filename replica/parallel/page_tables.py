@@ -30,10 +30,10 @@ class PageTables:
         self._widen(int(pages.max()))
         return self._table[:, : int(pages.max())].copy(), rows, self._pages[rows].astype(np.int64)
 
-    def gain(self, pages: Int32, rows: Places, columns: Places, new: Words) -> None:
-        """That step has come: `new` are the pages that were missing."""
+    def gain(self, pages: Int32, rows: Places, columns: Places, table: Int32) -> None:
+        """That step has come, and its table is full."""
         self._pages = pages
-        self._table[rows, columns] = new
+        self._table[rows, columns] = table[rows, columns]
 
     def go_on(self, pages: Int32, new: Words) -> None:
         """The rows of the step before have pages[r] now, with those of `new`, row after row. Raises CodecError where that cannot be."""

@@ -57,15 +57,34 @@ class Header(msgspec.Struct, frozen=True, gc=False):
         return columns * self.rows + self.tokens + self.pages + self.scored + 2 * self.copies
 
 
+class Cover:
+    """What comes before the body of a Step, made once its counts are known: the header, and the checksum as far as it goes."""
+
+    __slots__ = ("_checksum", "head", "words")
+
+    def __init__(self, header: Header) -> None:
+        counts = (header.step_id, header.number, header.rows, header.tokens, header.pages, header.scored, header.copies)
+        self.head = _HEADER.pack(MAGIC, VERSION, header.form, *counts)
+        self.words = header.words  # that follow
+        self._checksum = zlib.crc32(self.head)
+
+    def seal(self, words: Iterable[int]) -> bytes:
+        """Raises OverflowError for what no u32 holds."""
+        body = array("I", words)
+        if sys.byteorder == "big":
+            body.byteswap()
+        return b"".join((self.head, _CRC.pack(zlib.crc32(body, self._checksum)), body))
+
+    def fits(self, data: bytes) -> bool:
+        """Whether `data` is a whole Step under this very header."""
+        if not data.startswith(self.head) or len(data) != HEADER_BYTES + 4 * self.words:
+            return False
+        return zlib.crc32(memoryview(data)[HEADER_BYTES:], self._checksum) == int.from_bytes(data[_HEADER.size : HEADER_BYTES], "little")
+
+
 def seal(header: Header, words: Iterable[int]) -> bytes:
     """Raises OverflowError for what no u32 holds."""
-    packed = array("I", words)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    body = packed.tobytes()
-    counts = (header.step_id, header.number, header.rows, header.tokens, header.pages, header.scored, header.copies)
-    head = _HEADER.pack(MAGIC, VERSION, header.form, *counts)
-    return b"".join((head, _CRC.pack(zlib.crc32(body, zlib.crc32(head))), body))
+    return Cover(header).seal(words)
 
 
 def unseal(data: bytes) -> Header:

@@ -10,6 +10,8 @@ import msgspec
 
 from replica.step import Row
 
+Lacking = tuple[list[int], Sequence[int]]  # what the others know of a row's pages, and the request's list, which is to have one more
+
 
 class PageNews(msgspec.Struct, frozen=True, gc=False):
     """Row r begins with the first `kept[r]` pages of row `places[r]` of the step before; `pages` are what follows, row after row.
@@ -33,24 +35,25 @@ class ToldPages:
 
     def tell(self, rows: Sequence[Row], counts: list[int]) -> PageNews:
         """`counts`: how many pages of each row the others must know. Raises ValueError for a row that has fewer."""
-        pages = self.gains(rows, counts)
-        if pages is not None:
-            return PageNews(None, pages)
         blocks = [row.blocks for row in rows]
-        news = self._moves(rows, blocks, counts)
+        pages = self._gains(blocks, counts)
+        news = self._moves(rows, blocks, counts) if pages is None else PageNews(None, pages)
         self._rows, self._lists, self._sizes = rows, blocks, counts
         return news
 
-    def gains(self, rows: Sequence[Row], counts: list[int]) -> list[int] | None:
-        """As `tell`, of a decode: rows that each have what they had, and all that they need. None for all else, and nothing is told."""
-        blocks = [row.blocks for row in rows]
-        pages = self._gains(blocks, counts)
-        if pages is not None:
-            self._rows, self._lists, self._sizes = rows, blocks, counts
-        return pages
+    def ahead(self, counts: list[int]) -> tuple[list[Sequence[int]], list[Lacking]]:
+        """The lists of all rows; and of those for which `counts` is one page more than told: what was told, and the list."""
+        lists = self._lists
+        return lists, [(known, now) for known, now, count in zip(self._pages, lists, counts, strict=True) if count > len(known)]
+
+    def gain(self, rows: Sequence[Row], counts: list[int], lacking: list[Lacking], pages: list[int]) -> None:
+        """The rows have come `ahead`, and the others have been told these pages: one for each that was lacking."""
+        for (known, _), page in zip(lacking, pages, strict=True):
+            known.append(page)
+        self._rows, self._sizes = rows, counts
 
     def _gains(self, blocks: list[Sequence[int]], counts: list[int]) -> list[int] | None:
-        """The new pages of it."""
+        """The new pages of rows that each have what they had, and all that they need. None for all else, and nothing is told."""
         sizes = list(map(len, blocks))
         if sizes != counts or len(sizes) != len(self._sizes):
             return None

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from router.api.errors import ApiError, bad_request
 from router.api.limits import CONTENT_PARTS_MAX, ERRORS_SHOWN_MAX, MAX_TOKENS_MAX, MESSAGES_MAX, TOP_LOGPROBS_MAX
 from router.api.sampling_body import SamplingBody
+from router.api.within import within
 from router.text.chat_template import RESERVED_VARIABLES
 
 Message = dict[str, Any]
@@ -29,10 +30,10 @@ def template_variables(value: Any) -> dict[str, Any]:
 
 class ChatBody(SamplingBody):
     messages: Any  # see read_messages
-    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS_MAX)
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS_MAX)
+    max_tokens: Annotated[int | None, within(1, MAX_TOKENS_MAX)] = None
+    max_completion_tokens: Annotated[int | None, within(1, MAX_TOKENS_MAX)] = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
+    top_logprobs: Annotated[int | None, within(0, TOP_LOGPROBS_MAX)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[Any, BeforeValidator(template_variables)] = Field(default_factory=dict)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from router.api.limits import CHOICES_MAX, MAX_TOKENS_MAX, TOP_LOGPROBS_MAX
 from router.api.sampling_body import SamplingBody
+from router.api.within import within
 
 Prompt = str | tuple[int, ...]
 _KINDS = "must be a text, a list of texts, a list of token ids, or a list of such lists"
@@ -43,7 +44,7 @@ def _ids(value: list[Any]) -> tuple[int, ...]:
 
 class CompletionBody(SamplingBody):
     prompt: Annotated[Any, BeforeValidator(_prompts)]
-    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS_MAX)
+    max_tokens: Annotated[int | None, within(0, MAX_TOKENS_MAX)] = None
     echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
+    logprobs: Annotated[int | None, within(0, TOP_LOGPROBS_MAX)] = None
     add_special_tokens: bool | None = None

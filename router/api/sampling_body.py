@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from router.api.limits import (
     BAD_WORD_CHARACTERS_MAX,
@@ -23,6 +23,7 @@ from router.api.limits import (
     TEMPERATURE_MAX,
     TOKEN_IDS_MAX,
 )
+from router.api.within import within
 
 _INT64 = 2**63
 
@@ -98,24 +99,18 @@ def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
     return None if ids is None else tuple(dict.fromkeys(ids))  # each choice's request carries them
 
 
-def _top_k(value: int | None) -> int | None:
-    if value is not None and value < -1:
-        raise ValueError("must be -1 or 0 (off), or at least 1")
-    return value
-
-
 class SamplingBody(Body):
     """How to draw tokens and when to stop, for one client request."""
 
     model: str
-    n: int | None = Field(None, ge=1, le=CHOICES_MAX)
+    n: Annotated[int | None, within(1, CHOICES_MAX)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS_MAX)
+    seed: Annotated[int | None, within(-_INT64, _INT64 - 1)] = None
+    min_tokens: Annotated[int | None, within(0, MAX_TOKENS_MAX)] = None
     temperature: float | None = Field(None, ge=0, le=TEMPERATURE_MAX)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: Annotated[int | None, AfterValidator(_top_k)] = None
+    top_k: Annotated[int | None, within(-1, _INT64 - 1)] = None
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=REPETITION_PENALTY_MAX)
     presence_penalty: float | None = Field(None, ge=-PENALTY_MAX, le=PENALTY_MAX)
@@ -130,4 +125,4 @@ class SamplingBody(Body):
     allowed_token_ids: Annotated[Any, BeforeValidator(_allowed_token_ids)] = None
     return_token_ids: bool | None = None
     cache_salt: str | None = Field(None, max_length=CACHE_SALT_CHARACTERS_MAX)
-    priority: int | None = Field(None, ge=-PRIORITY_MAX, le=PRIORITY_MAX)
+    priority: Annotated[int | None, within(-PRIORITY_MAX, PRIORITY_MAX)] = None

@@ -125,10 +125,10 @@ def test_version_is_one_word_and_a_number() -> None:
 
 def test_a_context_beyond_the_models() -> None:
     result = rantang("serve", "--max-model-len", "100000", "--port", "18999")
-    assert_one_line(result, 1, "max_model_len 100000 exceeds the model's context of 8192 tokens")
+    assert_one_line(result, 2, "max_model_len 100000 exceeds the model's context of 8192 tokens")
     assert "ray" not in result.stdout  # before anything was started
 
 
 @pytest.mark.parametrize("size", ["2", "4", "9"])
 def test_a_number_of_ranks_that_does_not_divide_the_model(size: str) -> None:
-    assert_one_line(rantang("serve", "--tensor-parallel-size", size, "--port", "18999"), 1, "sizes that work: 1, 3")
+    assert_one_line(rantang("serve", "--tensor-parallel-size", size, "--port", "18999"), 2, "sizes that work: 1, 3")

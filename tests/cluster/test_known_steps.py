@@ -14,7 +14,7 @@ from cluster import known_steps, replica_deployment
 from cluster.known_steps import KnownSteps
 from cluster.replica_deployment import Replica
 from kernels.cpu.build import ISA_VARIABLE
-from kernels.ops import KERNELS_VARIABLE
+from kernels.names import KERNELS_VARIABLE
 from replica.config import EngineConfig
 from replica.contract.messages import EngineLimits, LoadReport, StepTimeCoefficients
 from replica.parallel import all_reduce

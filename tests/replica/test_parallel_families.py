@@ -22,6 +22,7 @@ from replica.runner import ModelRunner
 from replica.step import Step, StepResult
 from replica.step_inputs import StepInputs, build_inputs
 from tests.replica.model_driver import Driver, greedy
+from tests.replica.step_wire import assert_equal
 from tests.replica.thread_ranks import lead
 from tests.replica.tiny_families import FAMILIES, write_family
 from tests.replica.tiny_llama import write_tiny_llama
@@ -115,9 +116,11 @@ def test_ranks_with_a_will_of_their_own_change_nothing(tmp_path: Path) -> None:
     drawn: dict[int, list[int]] = {}
 
     class Watched(ModelRunner):
-        def begin(self, step: Step) -> Callable[[], StepResult]:
-            seen.setdefault(0, []).append(check_sum(step.step_id, build_inputs(step, self.limits.block_size)))
-            return super().begin(step)
+        def begin_told(self, step: Step, inputs: StepInputs | None) -> Callable[[], StepResult]:
+            assert inputs is not None
+            assert_equal(inputs, build_inputs(step, self.limits.block_size))
+            seen.setdefault(0, []).append(check_sum(step.step_id, inputs))
+            return super().begin_told(step, inputs)
 
         def follow(self, step: RankStep) -> None:
             assert step.inputs is not None

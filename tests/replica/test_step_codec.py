@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -218,6 +219,71 @@ def test_a_flipped_byte_is_noticed(position: int, flip: int) -> None:
         StepDecoder(BLOCK).decode(bytes(data))
 
 
+def prepared(start: int = BLOCK - 1) -> tuple[StepEncoder, StepDecoder, list[int]]:
+    """Both ends after Step 1, of one row whose pages are the list, ready for a Step 2 that goes on."""
+    encoder, decoder, blocks = StepEncoder(BLOCK), StepDecoder(BLOCK), list(range(4, 5 + start // BLOCK))
+    decoder.decode(encoder.encode(Step(1, (Row(1, [9], start, blocks, DRAW),))))
+    encoder.prepare()
+    decoder.prepare()
+    return encoder, decoder, blocks
+
+
+def test_an_expected_step_is_the_one_that_was_prepared() -> None:
+    """Else what was prepared would be of no use, and nobody would notice."""
+    encoder, decoder, blocks = prepared()
+    blocks.append(2**31 + 5)
+    ahead = decoder._expected
+    data = encoder.encode(Step(2, (Row(1, [2**32 - 1], BLOCK, blocks, DRAW),)))
+    got = decoder.decode(data)
+    assert encoder._came is not None and ahead is not None and got is ahead.step
+    assert got.inputs is not None
+    assert got.inputs.token_ids.tolist() == [2**32 - 1] and got.inputs.batch.tables.tolist() == [[4, 5 - 2**31]]
+
+
+@pytest.mark.parametrize("position", range(HEADER_BYTES + 8))
+def test_a_flipped_byte_of_an_expected_step_is_noticed(position: int) -> None:
+    encoder, decoder, blocks = prepared()
+    blocks.append(7)
+    data = bytearray(encoder.encode(Step(2, (Row(1, [9], BLOCK, blocks, DRAW),))))
+    assert len(data) == HEADER_BYTES + 8
+    data[position] ^= 16
+    with pytest.raises(CodecError):
+        decoder.decode(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(3, (Row(1, [9], BLOCK, [4, 5], DRAW),)),
+        Step(2, (Row(1, [9], BLOCK, [4, 5], DRAW),), (BlockCopy(4, 6),)),
+        Step(2, (Row(1, [9], BLOCK, [6, 5], DRAW),)),
+        Step(2, (Row(1, [9], BLOCK - 1, [4, 5], DRAW),)),
+        Step(2, (Row(1, [9], BLOCK, [4, 5]),)),
+        Step(2, (Row(1, [9], BLOCK, [4, 5], DRAW, 0),)),
+        Step(2, (Row(1, [9, 8], BLOCK, [4, 5], DRAW),)),
+        Step(2, (Row(1, [9], BLOCK, [4, 5], DRAW), Row(2, [9], BLOCK, [4, 5], DRAW))),
+        Step(2, ()),
+    ],
+)
+@pytest.mark.parametrize("same_list", [False, True])
+def test_what_is_not_quite_what_was_expected_arrives(step: Step, same_list: bool) -> None:
+    wire, blocks = StepWire(BLOCK), [4]
+    wire.assert_carries(Step(1, (Row(1, [9], BLOCK - 1, blocks, DRAW),)))
+    if same_list and step.rows:
+        first = step.rows[0]
+        blocks[:] = first.blocks
+        step = Step(step.step_id, (msgspec.structs.replace(first, blocks=blocks), *step.rows[1:]), step.copies)
+    wire.assert_carries(step)
+    wire.assert_carries(Step(4, (Row(1, [9], BLOCK + 1, blocks if same_list and len(blocks) > 1 else [4, 5], DRAW),)))
+
+
+def test_a_row_that_goes_on_over_other_pages_arrives() -> None:
+    """It lacks no page, so nothing but its list tells."""
+    wire = StepWire(BLOCK)
+    for step_id, pages in enumerate(([4], [7], [7])):
+        wire.assert_carries(Step(step_id, (Row(1, [9], 1 + step_id, pages, DRAW),)))
+
+
 @given(st.binary(max_size=200))
 def test_garbage_is_noticed(data: bytes) -> None:
     with pytest.raises(CodecError):
@@ -325,3 +391,12 @@ def test_a_step_cut_short_or_too_long_is_refused() -> None:
 def test_too_few_pages_are_refused_by_the_sender() -> None:
     with pytest.raises(ValueError, match="needs 2 pages and has 1"):
         StepEncoder(BLOCK).encode(Step(1, (Row(1, [1] * 5, 0, [4]),)))
+    encoder, _, blocks = prepared()
+    with pytest.raises(ValueError, match="needs 2 pages and has 1"):
+        encoder.encode(Step(2, (Row(1, [1], BLOCK, blocks, DRAW),)))
+
+
+def test_a_token_that_no_u32_holds_is_refused_by_the_sender() -> None:
+    encoder, _, blocks = prepared(1)
+    with pytest.raises(OverflowError):
+        encoder.encode(Step(2, (Row(1, [-1], 2, blocks, DRAW),)))

@@ -148,7 +148,7 @@ def test_what_nothing_computes_is_refused_with_what_would(tmp_path: Path, monkey
     monkeypatch.delenv("RANTANG_KERNELS")
     model = read_model_config(resolve(str(directory)))
     with pytest.raises(ModelError, match=r"w4a8 needs the C\+\+ step: it runs on cuda \(on a GPU there are w8a16, w4a16, fp8\)"):
-        choose_step(config_of(directory, quantization="w4a8"), model, torch.device("cuda"), 1)
+        choose_step(config_of(directory, quantization="w4a8"), model, torch.device("cuda"))
 
 
 def test_people_are_told_what_became_of_a_files_blocks() -> None:
@@ -180,9 +180,9 @@ def test_experts_are_promised_nothing_that_they_cannot_have(tmp_path: Path, monk
     monkeypatch.delenv("RANTANG_KERNELS", raising=False)
     hint = "(the C++ step is 2 to 3 times as fast)"
     dense = dataclasses.replace(model, mixture=None)
-    assert hint in choose_step(config_of(directory), dense, CPU, 1).reason
-    assert hint not in choose_step(config_of(directory), model, CPU, 1).reason
+    assert hint in choose_step(config_of(directory), dense, CPU).reason
+    assert hint not in choose_step(config_of(directory), model, CPU).reason
     with pytest.raises(ModelError, match="quantization w4a16: experts are served in the model's dtype only"):
-        choose_step(config_of(directory, quantization="w4a16"), model, CPU, 1)
+        choose_step(config_of(directory, quantization="w4a16"), model, CPU)
     with pytest.raises(ModelError, match=r"w4a8 needs the C\+\+ step: it runs on cuda$"):
-        choose_step(config_of(directory, quantization="w4a8"), model, torch.device("cuda"), 1)
+        choose_step(config_of(directory, quantization="w4a8"), model, torch.device("cuda"))

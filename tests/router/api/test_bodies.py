@@ -37,6 +37,31 @@ async def test_many_faults_give_a_short_error(client: httpx.AsyncClient) -> None
     assert "zzzz" not in response.text and error["message"].count("messages[") == 5 and error["param"] == "messages[0].role"
 
 
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [
+        ("seed", -(2**63), 2**63 - 1),
+        ("top_k", -1, 2**63 - 1),
+        ("n", 1, 128),
+        ("min_tokens", 0, 2**31 - 1),
+        ("max_tokens", 1, 2**31 - 1),
+    ],
+)
+async def test_whole_numbers_out_of_range_are_told_the_range_however_large(
+    client: httpx.AsyncClient, field: str, least: int, most: int
+) -> None:
+    """The JSON parser makes a float of 2^64: that it were no integer would be no help."""
+    for value in (least - 1, most + 1, 2**63, 2**64, -(2**64), 10**30):
+        response = await client.post(CHAT, content=json.dumps({"model": "smollm2", "messages": HI, field: value}), headers=JSON)
+        assert response.status_code == 400 and error_of(response)["param"] == field
+        assert error_of(response)["message"] == f"{field}: must be a whole number from {least} to {most}"
+    for value in ("1.5", '"8"', "true", "1e3"):  # the control: these are no whole numbers
+        response = await client.post(
+            CHAT, content=f'{{"model": "smollm2", "messages": {json.dumps(HI)}, "{field}": {value}}}', headers=JSON
+        )
+        assert response.status_code == 400 and "valid integer" in error_of(response)["message"]
+
+
 async def test_submitted_strings_are_not_echoed(client: httpx.AsyncClient) -> None:
     secret = "do-not-repeat-this"
     for fields in (
