@@ -13,7 +13,7 @@ from cluster import deployment, local_ray, processes, stages
 from cluster.config import Config
 from cluster.cores import usable_cores
 from cluster.guardian import Guardian
-from cluster.preflight import StartError, find_model, take_port
+from cluster.preflight import StartError, find_cluster, find_model, take_port
 from cluster.run_directory import RunDirectory
 
 EXIT_OK = 0
@@ -71,8 +71,11 @@ def run(config: Config) -> int:
     see_logs = False
     try:
         with show.stage("model"):
-            if local_ray.joined_address(config) is None:
+            address = local_ray.joined_address(config)
+            if address is None:
                 port = take_port(config.serve.host, config.serve.port)
+            else:
+                find_cluster(address)
             files = find_model(config)
             show.note = config.model_name if files is None else f"{config.model_name} ({files.kind}, {files.revision})"
         directory = RunDirectory.create()
