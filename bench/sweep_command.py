@@ -30,7 +30,7 @@ def sweep(plan: SweepPlan, state: SweepState) -> int:
     scorecard_table.show(points, console)
     console.print(str(done.knee), style="bold")
     configuration = {"seed": str(plan.options.seed), "label": plan.options.label}
-    outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points, details=texts(done))
+    outcome = Result(f"sweep-{plan.workload.name}", configuration, metrics=metrics_of(done), points=points)
     paths = write(outcome, done, plan.options.folder)
     state.discard()
     run_command.tell_paths(paths, console)
@@ -46,14 +46,6 @@ def metrics_of(done: Swept) -> tuple[Metric, ...]:
         result.plain(f"{label}.first_load_not_kept", knee.broken_per_s, "req/s"),
         result.plain(f"{label}.peak_goodput", knee.peak_goodput_per_s, "req/s"),
     )
-
-
-def texts(done: Swept) -> dict[str, object]:
-    means = (
-        f"The highest load at which, as at every lower one, {done.knee.kept_percent:g} % of the requests kept the SLO"
-        " (and the run its target for queue time, where one is given)."
-    )
-    return {"texts": {"The knee": f"{done.knee}.\n{means}\n"}}
 
 
 def write(outcome: Result, done: Swept, folder: Path) -> Sequence[Path]:

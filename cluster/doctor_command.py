@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,12 +15,13 @@ from cluster import deployment, local_ray, placement, processes, stages
 from cluster.config import Config
 from cluster.guardian import Guardian
 from cluster.preflight import StartError
-from cluster.rank_actors import JOIN_TIMEOUT_S, SECRET_BYTES, create, last_line
-from cluster.rank_check import CheckedRank, RankReport
 from cluster.run_directory import RunDirectory
 
+if TYPE_CHECKING:  # at run time only once Ray's environment is set: they import it
+    from cluster.rank_check import RankReport
+
 _PLACED_TIMEOUT_S = 60.0
-_CHECK_TIMEOUT_S = JOIN_TIMEOUT_S + 60.0
+_CHECK_S = 60.0  # of the ranks, beside the time they have to join
 
 
 def run(config: Config) -> int:
@@ -54,6 +55,9 @@ def _ask(config: Config) -> tuple[list[RankReport], list[str]]:
     """What every rank found, or the line that says why not."""
     import ray
 
+    from cluster.rank_actors import SECRET_BYTES, create, last_line
+    from cluster.rank_check import CheckedRank
+
     size = config.engine.tensor_parallel_size
     with _placement_group(config) as group:
         actors = [create(CheckedRank, f"doctor:Rank{rank}", rank, group=group) for rank in range(size)]
@@ -74,9 +78,11 @@ def _ask(config: Config) -> tuple[list[RankReport], list[str]]:
 def _collect(checks: Sequence[Any]) -> tuple[list[RankReport], list[str]]:
     import ray
 
+    from cluster.rank_actors import JOIN_TIMEOUT_S, last_line
+
     reports: list[RankReport] = []
     faults: list[str] = []
-    deadline_s = time.monotonic() + _CHECK_TIMEOUT_S
+    deadline_s = time.monotonic() + JOIN_TIMEOUT_S + _CHECK_S
     for rank, pending in enumerate(checks):
         try:
             reports.append(ray.get(pending, timeout=max(0.1, deadline_s - time.monotonic())))

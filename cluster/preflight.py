@@ -20,8 +20,9 @@ from replica.models.model_config import ModelConfig, shard_problem
 from replica.models.tensors import check_tensors
 from router.served_model import load_served_model
 
-RELEASE_S = 3.0
+RELEASE_S = 3.0  # until who is ending has given its port back
 _ASK_AGAIN_S = 0.1
+CLUSTER_S = 10.0  # until a cluster to be joined has answered
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # one of them is there wherever torch can see a GPU
 
 
@@ -65,6 +66,18 @@ def take_port(host: str, port: int) -> socket.socket:
         if time.monotonic() > until_s:
             raise StartError(f"port {port} on {host} is taken; choose another with --port")
         time.sleep(_ASK_AGAIN_S)
+
+
+def find_cluster(address: str) -> None:
+    """Somebody answers at HOST:PORT; Ray itself would look for a minute. Raises StartError. Addresses of other forms are Ray's to find."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CLUSTER_S).close()
+    except (OSError, OverflowError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise StartError(f"no Ray cluster answers at {address}: {reason}") from None
 
 
 def find_model(config: Config) -> ModelFiles | None:

@@ -15,7 +15,7 @@ from cluster.cores import usable_cores
 from cluster.early_exit import EXIT_INTERRUPTED, INTERRUPTED
 from cluster.guardian import Guardian
 from cluster.losses import Losses, line
-from cluster.preflight import StartError, find_model, take_port
+from cluster.preflight import StartError, find_cluster, find_model, take_port
 from cluster.run_directory import RunDirectory
 from cluster.signals import Signals, mute
 
@@ -47,8 +47,11 @@ def run(config: Config) -> int:
     see_logs = False
     try:
         with show.stage("model"):
-            if local_ray.joined_address(config) is None:
+            address = local_ray.joined_address(config)
+            if address is None:
                 held.port = take_port(config.serve.host, config.serve.port)
+            else:
+                find_cluster(address)
             files = find_model(config)
             show.note = config.model_name if files is None else f"{config.model_name} ({files.kind}, {files.revision})"
         held.directory = RunDirectory.create()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.analysis.evidence import Evidence
 from bench.analysis.knee import KEPT_PERCENT
+from bench.analysis.steadiness import unsteadiness
 from bench.analysis.targets import broken_targets
 from bench.quantiles import quantile
 from bench.slo import Slo
@@ -19,7 +20,8 @@ def verdict(e: Evidence) -> str:
         return "no SLO was given" + (f"; {', '.join(broken)}" if broken else "")
     within = f"{share:.3g} % of the requests within it"
     if not e.broken:
-        return f"SLO kept: {within}" + (f"; yet {', '.join(broken)}" if broken else "")
+        doubts = [*broken, *filter(None, [unsteadiness(e.at)])]
+        return f"SLO kept: {within}" + (f"; yet {', '.join(doubts)}" if doubts else "")
     words = "; ".join([*broken, f"{within}, {KEPT_PERCENT:g} % are needed"])
     return ". ".join([f"SLO broken: {words}", *filter(None, (_late_prompts(e), _late_gaps(e), _refused(e)))])
 

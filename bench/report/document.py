@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.analysis.at_load import name_of
-from bench.analysis.knee import find_knee
+from bench.analysis.knee import KEPT_PERCENT, find_knee
 from bench.caveats import caveats, heading_of
 from bench.peers.comparison import PEERS
 from bench.point import Point
@@ -21,6 +21,11 @@ from bench.result import ResultFile, load_requests, load_result
 from bench.scorecard_table import rows_of
 
 COLUMNS_MAX = 9  # of one table
+KNEE = (
+    f"The knee is the highest load at which, as at every lower one, {KEPT_PERCENT:g} % of the requests kept the SLO"
+    " (and the run its target for queue time, where one is given)."
+)
+RECORDED_KNEE = "The knee"  # earlier results hold one in words; what the points say now stands instead
 
 
 def write_report(source: Path) -> list[Path]:
@@ -52,6 +57,7 @@ def sections(result: ResultFile, rows: Sequence[RequestRow], drawn: Sequence[Blo
     asked = [f"{text}; SLO: {points[0].slo.description}." for text in works]
     curves = [curve for curve in curves_of(points) if sum(not point.is_burst for point in curve.points) > 1]
     knees = [f"{curve.name}: {find_knee(curve.points)}." for curve in curves]
+    knees += [KNEE] if knees else []
     explained = [_explained(result, i, rows) for i in range(len(points))]
     told = [
         Section("What was asked", asked),
@@ -92,7 +98,7 @@ def _grids(result: ResultFile) -> list[Block]:
 def _texts(result: ResultFile) -> dict[str, str]:
     """Findings that the command itself wrote down, by title."""
     found = result.details.get("texts", {})
-    return {str(title): str(text) for title, text in found.items()} if isinstance(found, dict) else {}
+    return {str(title): str(text) for title, text in found.items() if title != RECORDED_KNEE} if isinstance(found, dict) else {}
 
 
 def _how(result: ResultFile) -> Block:

@@ -82,12 +82,11 @@ struct Span {  // some tokens of one row, for one KV head
 };
 
 struct AttentionScratch {  // of one thread
-    std::vector<float> sums, top, mass;
-    float scales[2][KEYS];  // of a block's keys and values
-    std::vector<uint16_t> wide;  // its keys and values, from int8
+    Lines<float> sums, top, mass;
+    alignas(64) float scales[2][KEYS];  // of a block's keys and values
+    Lines<uint16_t> wide;  // its keys and values, from int8
     void fit(int rows, int dim, bool is_int8) {
         sums.resize((size_t)rows * dim), top.resize(rows), mass.resize((size_t)rows * LANES);
-        std::fill_n(scales[0], 2 * KEYS, 1.0f);
         if (is_int8) wide.resize((size_t)2 * KEYS * dim);
     }
 };
@@ -163,13 +162,13 @@ inline void weigh(const uint16_t* weights, const float* fade, const Block& block
 constexpr int QUERY_ROWS = LANES;  // that share a pass over a block: those of a tile
 
 inline void block_scores(const Span& span, int row, int count, const Block& block, int dim, float* out) {
-    tile_scores(span.queries + (size_t)row * dim, count, block.keys, block.keys_ahead, dim, out);
+    tile_scores(span.queries + (size_t)row * dim, count, block.keys, block.keys_ahead, dim, out, KEYS);
 }
 
 inline void block_sums(const uint16_t* weights, const float* fade, int count, const Block& block, int dim, float* sums) {
     for (int i = 0; i < count; i++)
         for (float *sum = sums + (size_t)i * dim, *end = sum + dim; fade[i] != 1 && sum < end; sum += LANES) store(sum, mul(load(sum), all(fade[i])));
-    tile_weigh(weights, count, block.values, block.values_ahead, block.tiles, dim, sums);
+    tile_weigh(weights, KEYS, count, block.values, block.values_ahead, block.tiles, dim, sums);
 }
 #else
 constexpr int QUERY_ROWS = 6;  // that share a pass over a block: with four tiles of keys 24 chains
@@ -185,35 +184,44 @@ inline void block_sums(const uint16_t* weights, const float* fade, int count, co
 }
 #endif
 
+// Of one query: scores of a block's keys → weights in bf16, and what its sums fade by. see(v, otherwise, tile) masks; scales may be null.
+template <class See>
+inline void soften(const float* score, const float (*scales)[KEYS], float unit, const See& see, float& highest, float* mass, float& fade,
+                   uint16_t* weights) {
+    F s[KEYS / TILE], most = all(NOTHING);
+    for (int t = 0; t < KEYS / TILE; t++) {
+        s[t] = load(score + t * TILE);
+        if (scales) s[t] = mul(s[t], load(scales[0] + t * TILE));
+        most = greatest(most, see(s[t], all(NOTHING), t));
+    }
+    const float before = highest;
+    highest = std::max(before, ::top(most));
+    fade = before == highest ? 1 : std::exp2((before - highest) * unit);
+    const F by = all(unit), least = all(-highest * unit);
+    F total = mul(load(mass), all(fade));
+    for (int t = 0; t < KEYS / TILE; t++) {
+        const F p = see(decay(fma(s[t], by, least)), zero(), t);
+        total = add(total, p);
+        store_bf16(weights + t * TILE, scales ? mul(p, load(scales[1] + t * TILE)) : p);
+    }
+    store(mass, total);
+}
+
 // One block of keys for `count` queries from `row` on.
-inline void attend_block(const Span& span, int row, int count, const Block& block, int dim, AttentionScratch& scratch) {
+inline void attend_block(const Span& span, int row, int count, const Block& block, int dim, bool is_int8, AttentionScratch& scratch) {
     alignas(64) float score[QUERY_ROWS * KEYS];
     alignas(64) uint16_t weights[QUERY_ROWS * KEYS];
     float fade[QUERY_ROWS];
     block_scores(span, row, count, block, dim, score);
     const float unit = span.scale * 1.4426950409f;
     for (int i = 0; i < count; i++) {
-        const int position = span.position + (row + i) / span.heads;
-        const int end = position + 1 - block.first, begin = span.window ? std::max(0, end - span.window) : 0;
-        const bool sees_all = begin == 0 && end >= KEYS;
-        const auto seen = [&](F v, F otherwise, int t) { return sees_all ? v : between(v, otherwise, begin - t * LANES, end - t * LANES); };
-        F s[4], most = all(NOTHING);
-        for (int t = 0; t < 4; t++) {
-            s[t] = seen(mul(load(score + i * KEYS + t * LANES), load(scratch.scales[0] + t * LANES)), all(NOTHING), t);
-            most = greatest(most, s[t]);
-        }
-        float& highest = scratch.top[row + i];
-        const float before = highest;
-        highest = std::max(before, ::top(most));
-        fade[i] = before == highest ? 1 : std::exp2((before - highest) * unit);
-        float* mass = &scratch.mass[(size_t)(row + i) * LANES];
-        F total = mul(load(mass), all(fade[i]));
-        for (int t = 0; t < 4; t++) {
-            const F p = seen(power_of_two(mul(sub(s[t], all(highest)), all(unit))), zero(), t);
-            total = add(total, p);
-            store_bf16(weights + i * KEYS + t * LANES, mul(p, load(scratch.scales[1] + t * LANES)));
-        }
-        store(mass, total);
+        const int end = span.position + (row + i) / span.heads + 1 - block.first, begin = span.window ? std::max(0, end - span.window) : 0;
+        const auto one = [&](const auto& see) {
+            soften(score + i * KEYS, is_int8 ? scratch.scales : nullptr, unit, see, scratch.top[row + i], &scratch.mass[(size_t)(row + i) * LANES],
+                   fade[i], weights + i * KEYS);
+        };
+        if (begin == 0 && end >= KEYS) one([](F v, F, int) { return v; });
+        else one([&](F v, F otherwise, int t) { return between(v, otherwise, begin - t * TILE, end - t * TILE); });
     }
     block_sums(weights, fade, count, block, dim, &scratch.sums[(size_t)row * dim]);
 }
@@ -241,7 +249,7 @@ void attend(const Cache& cache, const Span& span, AttentionScratch& scratch, con
         }
         for (int row = 0, left = (rows + QUERY_ROWS - 1) / QUERY_ROWS; left; left--) {
             const int count = (rows - row + left - 1) / left;
-            attend_block(span, row, count, block, dim, scratch);
+            attend_block(span, row, count, block, dim, cache.is_int8, scratch);
             std::copy(block.keys, block.keys + 4, block.keys_ahead), std::copy(block.values, block.values + 4, block.values_ahead);
             row += count;
         }

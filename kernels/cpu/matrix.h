@@ -9,7 +9,9 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <new>
 #include <utility>
+#include <vector>
 
 #include "simd.h"
 
@@ -26,6 +28,20 @@ struct Matrix {  // as Python passes it
 constexpr int GROUP = 32;     // weights and activations that share a scale
 constexpr int PAIR = 2 * LANES;
 constexpr int AHEAD = 1024;   // bytes
+
+// A vector that begins with a cache line. A tile of 16 rows that all cross lines takes 1.6 times as long to load from the second cache.
+template <class T>
+struct OnLine {
+    using value_type = T;
+    OnLine() = default;
+    template <class U>
+    OnLine(const OnLine<U>&) {}
+    T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t(64))); }
+    void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t(64)); }
+    bool operator==(const OnLine&) const { return true; }
+};
+template <class T>
+using Lines = std::vector<T, OnLine<T>>;
 
 // Activations, as the matrix that reads them wants them: bf16 [rows][stride], or int8 [groups][rows][32] with scale, scale · sum and
 // -128 · sum [groups][rows], so that what a tile reads of a group lies together.
@@ -59,8 +75,18 @@ struct Rows {
     }
 };
 
+// Rows that are multiplied by all of a matrix before the next ones: so many that they stay in a core's second cache beside its weights.
+struct Range {
+    int first, count;
+    static int blocks(const Rows& x, int rows);
+    static Range of(int block, int blocks, int rows) {  // of 32s, as equal as can be
+        const int each = ((rows + blocks - 1) / blocks + PAIR - 1) / PAIR * PAIR, first = std::min(rows, block * each);
+        return {first, std::min(each, rows - first)};
+    }
+};
+
 template <int M>
-void tile_bf16(const Matrix& w, const Rows& x, int row, int pair, float* out) {
+void tile_bf16(const Matrix& w, const Rows& x, int row, int pair, float* out, int line) {
     F acc[M][2];
     for (int i = 0; i < 2 * M; i++) acc[i / 2][i % 2] = w.bias ? load(w.bias + pair * PAIR + i % 2 * LANES) : zero();
     const int steps = w.columns / 2;
@@ -79,11 +105,11 @@ void tile_bf16(const Matrix& w, const Rows& x, int row, int pair, float* out) {
             acc[i][1] = dot_bf16(acc[i][1], b, value);
         }
     }
-    for (int i = 0; i < 2 * M; i++) store(out + i * LANES, acc[i / 2][i % 2]);
+    for (int i = 0; i < 2 * M; i++) store(out + i / 2 * line + i % 2 * LANES, acc[i / 2][i % 2]);
 }
 
 template <int M, Kind KIND>
-void panel_quantised(const Matrix& w, const Rows& x, int row, int panel, float* out) {
+void panel_quantised(const Matrix& w, const Rows& x, int row, int panel, float* out, int line) {
     constexpr int BYTES = KIND == Q4 ? 256 : 512, SCALES = KIND == Q4 ? 32 : 16;
     const int groups = w.columns / GROUP;
     const uint8_t* weights = (const uint8_t*)w.weights + (size_t)panel * groups * BYTES;
@@ -110,19 +136,32 @@ void panel_quantised(const Matrix& w, const Rows& x, int row, int panel, float* 
             if (KIND == Q4) acc[i] = fma(m, all(x.sum[at + i]), acc[i]);
         }
     }
-    for (int i = 0; i < M; i++) store(out + i * PAIR, acc[i]);
+    for (int i = 0; i < M; i++) store(out + i * line, acc[i]);
 }
 
-// 32 outputs of M rows → out [M][32].
+// 32 outputs of M rows → out [M][line].
 template <int M>
-void tile(const Matrix& w, const Rows& x, int row, int pair, float* out) {
-    if (w.kind == BF16) return tile_bf16<M>(w, x, row, pair, out);
+void tile(const Matrix& w, const Rows& x, int row, int pair, float* out, int line) {
+    if (w.kind == BF16) return tile_bf16<M>(w, x, row, pair, out, line);
     for (int side = 0; side < 2; side++)
-        (w.kind == Q4 ? panel_quantised<M, Q4> : panel_quantised<M, Q8>)(w, x, row, 2 * pair + side, out + side * LANES);
+        (w.kind == Q4 ? panel_quantised<M, Q4> : panel_quantised<M, Q8>)(w, x, row, 2 * pair + side, out + side * LANES, line);
 }
 
-using Tile = void (*)(const Matrix&, const Rows&, int, int, float*);
+using Tile = void (*)(const Matrix&, const Rows&, int, int, float*, int);
 constexpr auto TILES = []<int... I>(std::integer_sequence<int, I...>) { return std::array<Tile, ROWS>{tile<I + 1>...}; }(std::make_integer_sequence<int, ROWS>());
+
+// put(row, y [PAIRS · 32]) for every row of a range and PAIRS neighbouring tasks, in tiles of nearly equal height.
+template <int PAIRS, class Put>
+void outputs_by_rows(const Matrix& w, const Rows& x, const Range& range, int pair, const Put& put) {
+    constexpr int WIDTH = PAIRS * PAIR;
+    alignas(64) float out[ROWS * WIDTH];
+    for (int row = range.first, rows = range.count, left = (rows + ROWS - 1) / ROWS; left; left--) {
+        const int count = (rows + left - 1) / left;
+        for (int i = 0; i < PAIRS; i++) TILES[count - 1](w, x, row, pair + i, out + i * PAIR, WIDTH);
+        for (int i = 0; i < count; i++) put(row + i, out + i * WIDTH);
+        row += count, rows -= count;
+    }
+}
 
 // Row `index` of W as float32: the embedding is the head's matrix.
 inline void read_row(const Matrix& w, int index, float* out) {

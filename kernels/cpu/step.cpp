@@ -64,10 +64,10 @@ class Buffer {  // the activations that a matrix reads, in the form that it want
 
    private:
     Rows view_;
-    std::vector<uint16_t> bf16_;
-    std::vector<int8_t> q_;
-    std::vector<float> scale_, sum_;
-    std::vector<int32_t> shift_;
+    Lines<uint16_t> bf16_;
+    Lines<int8_t> q_;
+    Lines<float> scale_, sum_;
+    Lines<int32_t> shift_;
 };
 
 // x / sqrt(mean(x²) + epsilon) · weight; n in whole lanes.
@@ -101,6 +101,7 @@ class Decoder {
         qkv_width_ = (m_.heads + 2 * m_.kv_heads) * m_.dim;
         for (Own& own : thread_) {
             own.line.resize(std::max(m_.hidden, m_.dim)), own.attention.fit(span_tokens_ * heads_per_kv_, m_.dim, m_.int8_cache);
+            own.product.fit();
             own.normed.reserve(FEW, m_.hidden, has_bf16_, has_quantised_);
         }
     }
@@ -171,8 +172,9 @@ class Decoder {
     };
     struct Own {  // of a thread
         std::vector<Best> best;
-        std::vector<float> line;
+        Lines<float> line;
         AttentionScratch attention;
+        ProductScratch product;
         Buffer normed;
         Sampler sampler;
     };
@@ -245,14 +247,16 @@ class Decoder {
     // out [rows][width] = W · x, or += with `adds`; see(row, column, y, count) is shown every piece.
     template <class See = Unseen>
     void multiply(const Matrix& w, const Rows& x, int rows, float* out, int width, bool adds, Team::Worker& worker, const See& see = {}) {
-        worker.each(w.pairs(), run_of(w.pairs()), [&](int pair) {
-            const int column = pair * PAIR, kept = std::min(PAIR, width - column);
-            outputs<1>(w, x, rows, pair, [&](int row, int count, const float* y) {
-                for (int i = 0; i < count; i++, y += PAIR) {
-                    float* to = out + (size_t)(row + i) * width + column;
-                    for (int j = 0; j < kept; j++) to[j] = adds ? to[j] + y[j] : y[j];
-                    see(row + i, column, y, kept);
+        const int pairs = w.pairs(), blocks = Range::blocks(x, rows);
+        worker.each(blocks * pairs, run_of(blocks * pairs), [&](int task) {
+            const int pair = task % pairs, column = pair * PAIR, kept = std::min(PAIR, width - column);
+            outputs<1>(w, x, Range::of(task / pairs, blocks, rows), pair, thread_[worker.index].product, [&](int row, const float* y) {
+                float* const to = out + (size_t)row * width + column;
+                for (int j = 0; j < kept; j += LANES) {
+                    const int lanes = std::min(LANES, kept - j);
+                    store_some(to + j, adds ? add(load_some(to + j, lanes), load(y + j)) : load(y + j), lanes);
                 }
+                see(row, column, y, kept);
             });
         });
     }
@@ -302,16 +306,15 @@ class Decoder {
 
     void feed_forward_half(const Step& step, const Layer& layer, Team::Worker& worker) {
         const Rows from = norm(step.hidden, nullptr, step.tokens, layer.feed_forward_norm, layer.gate_up, worker), to = gated_.of(layer.down);
-        worker.each(m_.width / PAIR, run_of(m_.width / PAIR), [&](int task) {  // two pairs: 32 of gate and 32 of up
-            outputs<2>(layer.gate_up, from, step.tokens, 2 * task, [&](int row, int count, const float* y) {
-                for (int i = 0; i < count; i++) {
-                    float gated[PAIR];
-                    for (int half = 0; half < 2; half++) {
-                        const float* at = y + (half * count + i) * PAIR;
-                        store(gated + half * LANES, mul(silu(load(at)), load(at + LANES)));
-                    }
-                    to.put(row + i, task * PAIR, gated, PAIR);
-                }
+        const int pairs = m_.width / PAIR, blocks = Range::blocks(from, step.tokens);
+        worker.each(blocks * pairs, run_of(blocks * pairs), [&](int task) {  // two pairs: 32 of gate and 32 of up
+            const int pair = task % pairs;
+            const Range range = Range::of(task / pairs, blocks, step.tokens);
+            outputs<2>(layer.gate_up, from, range, 2 * pair, thread_[worker.index].product, [&](int row, const float* y) {
+                float gated[PAIR];
+                for (int half = 0; half < 2; half++)
+                    store(gated + half * LANES, mul(silu(load(y + half * PAIR)), load(y + half * PAIR + LANES)));
+                to.put(row, pair * PAIR, gated, PAIR);
             });
         });
         multiply(layer.down, to, step.tokens, step.hidden, m_.hidden, true, worker);
@@ -344,8 +347,8 @@ class Decoder {
     std::vector<Piece> pieces_;
     std::vector<int> early_;  // tokens of rows of several pieces
     Buffer normed_, attended_, gated_;
-    std::vector<float> qkv_;
-    std::vector<uint16_t> queries_;
+    Lines<float> qkv_;
+    Lines<uint16_t> queries_;
 };
 
 template <class Work>

@@ -104,6 +104,14 @@ def test_a_ray_that_cannot_be_joined() -> None:
     assert "rantang: " in result.stderr
 
 
+@pytest.mark.parametrize("module", ["cluster.serve_command", "cluster.doctor_command", "cluster.rank_actors"])
+def test_commands_that_start_a_ray_do_not_import_it_before_its_environment_is_set(module: str) -> None:
+    """The last one is no command but the control: it does, and whatever imports it."""
+    code = f"import sys, {module}; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(module == "cluster.rank_actors")
+
+
 def test_help_is_quick_and_imports_neither_ray_nor_torch() -> None:
     code = (
         "import sys; from cluster.cli import cli\n"

@@ -23,6 +23,7 @@ def test_the_application_is_withdrawn(monkeypatch: pytest.MonkeyPatch, address: 
     monkeypatch.setattr(serve_command, "_start_ray", lambda *_: True)
     monkeypatch.setattr(serve_command, "_start_application", fail)
     monkeypatch.setattr(serve_command, "take_port", lambda *_: socket.socket())
+    monkeypatch.setattr(serve_command, "find_cluster", lambda *_: None)
     monkeypatch.setattr(serve_command.Signals, "install", lambda self: None)
     monkeypatch.setattr(local_ray, "stop", lambda: None)
     monkeypatch.setattr(serve_command.processes, "end_descendants", lambda *_, **__: 0)

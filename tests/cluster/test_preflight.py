@@ -11,7 +11,7 @@ import pytest
 
 from cluster import preflight
 from cluster.config import Config
-from cluster.preflight import StartError, find_model, take_port
+from cluster.preflight import StartError, find_cluster, find_model, take_port
 from tests.replica.tiny_gguf import write_llama_gguf
 from tests.replica.tiny_llama import write_tiny_llama
 from tests.router.smollm2 import gguf_path
@@ -108,3 +108,18 @@ def test_a_template_that_cannot_be_read_is_refused_too(tmp_path: Path) -> None:
         file.seek(start)
         file.write(b"{!")
     assert "chat template does not compile" in refused(tmp_path / "model.gguf")
+
+
+def test_a_cluster_that_does_not_answer_is_said_at_once() -> None:
+    port = free_port()
+    with pytest.raises(StartError, match=f"no Ray cluster answers at 127.0.0.1:{port}: Connection refused"):
+        find_cluster(f"127.0.0.1:{port}")
+    with pytest.raises(StartError, match=r"no Ray cluster answers at 127\.0\.0\.1:99999"):
+        find_cluster("127.0.0.1:99999")
+    with shared_listener(port):
+        find_cluster(f"127.0.0.1:{port}")  # the control: whoever listens is asked by Ray
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "ray://127.0.0.1:1"])
+def test_addresses_of_other_forms_are_left_to_ray(address: str) -> None:
+    find_cluster(address)

@@ -22,6 +22,7 @@ RELATIVE_ERROR_MAX = {"bf16": 1e-2, "q8": 3e-2, "q4": 3e-2}  # of logits, by nor
 LLAMA, QWEN2, QWEN3 = Sizes(), Sizes(bias=True, tied=False, heads=4), Sizes(head_norms=True, heads=2, dim=64)
 MISTRAL = Sizes(windows=(40, 0), heads=8, kv_heads=1, vocab=160)
 KINDS = [Sizes(), Sizes(kind="q8", bias=True), Sizes(kind="q4", tied=False)]
+LONG_SUMS = [Sizes(kind=kind, hidden=640, width=1184, layers=1, windows=(0,), bias=True) for kind in ("bf16", "q8", "q4")]
 INT8_CACHES = [Sizes(int8_cache=True), Sizes(int8_cache=True, windows=(40, 0), heads=8, kv_heads=1, dim=64, vocab=160)]
 INT8_CACHE_ERROR_MAX = 2e-2
 
@@ -36,7 +37,7 @@ def relative_error(found: torch.Tensor, meant: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("sizes", [LLAMA, QWEN2, QWEN3, MISTRAL, *KINDS[1:]], ids=str)
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 65, 150])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 65, 150, 280])
 def test_logits_of_a_prompt(sizes: Sizes, length: int) -> None:
     assert ISA is not None
     plain = build(sizes)
@@ -108,6 +109,27 @@ def test_the_same_bits_whatever_the_chunks(sizes: Sizes) -> None:
     whole = in_chunks(sequences, tokens, 150)
     for chunk in (1, 7, 16, 61):
         assert torch.equal(in_chunks(sequences, tokens, chunk), whole), chunk
+
+
+@pytest.mark.parametrize("sizes", [*LONG_SUMS, MISTRAL, *INT8_CACHES], ids=str)
+def test_the_same_bits_where_sums_and_keys_are_taken_in_parts(sizes: Sizes) -> None:
+    """K and contexts longer than what is multiplied at once."""
+    assert ISA is not None
+    tokens = tokens_of(280, sizes.vocab)
+    sequences = Sequences(build(sizes), ISA)
+    whole = in_chunks(sequences, tokens, 280)
+    for chunk in (7, 33, 200):
+        assert torch.equal(in_chunks(sequences, tokens, chunk), whole), chunk
+
+
+@pytest.mark.parametrize("sizes", [*KINDS, *LONG_SUMS], ids=str)
+def test_the_same_bits_of_more_rows_than_a_matrix_passes_at_once(sizes: Sizes) -> None:
+    assert ISA is not None
+    decoder = Sequences(build(sizes), ISA).decoder
+    hidden = torch.randn(1100, sizes.hidden, generator=torch.Generator().manual_seed(5))
+    whole = decoder.logits(hidden)
+    for first, last in ((0, 1), (500, 533), (512, 1100)):
+        assert torch.equal(decoder.logits(hidden[first:last]), whole[first:last])
 
 
 @pytest.mark.parametrize("sizes", [*KINDS, *INT8_CACHES], ids=str)

@@ -216,3 +216,11 @@ def test_compute() -> None:
 def test_what_makes_the_rest_doubtful_comes_first() -> None:
     everything = with_figures(growing(8.0, 40.0), client_cpu_cores=0.99, preemptions=50.0, server_cpu_cores=1.95)
     assert [finding.bound for finding in explain(everything)] == ["client", "KV memory", "sequence limit", "compute"]
+
+
+def test_an_slo_kept_for_a_moment_is_doubted() -> None:
+    figures = {**CALM.figures, "attainment_percent": 100.0, "e2e_p95_ms": 8_740.0}
+    asked = replace(CALM, figures=figures, slo=Slo(ttft_ms=2_000))
+    brief, long = (replace(asked, load=AtLoad(4.0, (figures,), requests=count)) for count in (8, 80))
+    assert verdict(brief).startswith("SLO kept: 100 % of the requests within it; yet not a steady load: its requests were due within 1.8 s")
+    assert verdict(long) == "SLO kept: 100 % of the requests within it", "the control"

@@ -150,7 +150,7 @@ def test_markdown_escapes_what_would_break_the_table() -> None:
 
 def test_the_report_of_a_sweep(tmp_path: Path) -> None:
     rows = [row for i in range(2) for row in rows_for(i, shed=i)]
-    details = {"texts": {"The knee": "knee at 2 req/s & more\n"}}
+    details = {"texts": {"The choice": "choose this & more\n", "The knee": "no knee up to 9 req/s"}}
     source = write(Result("sweep-chat", {"seed": "0"}, points=a_sweep()[:2], details=details), tmp_path, rows)
     paths = write_report(source)
     names = [path.name.removeprefix(source.stem) for path in paths]
@@ -160,7 +160,9 @@ def test_the_report_of_a_sweep(tmp_path: Path) -> None:
     ]
     page = paths[0].read_text()
     assert page.count("<img") == 3
-    for words in ("The knee", "knee at 2 req/s &amp; more", "0123456789abcdef", "no bound shows", "commit", "TTFT p95, ms"):
+    assert "The choice" in page and "choose this &amp; more" in page and "The knee is the highest load at which" in page
+    assert "no knee up to 9 req/s" not in page, "what an earlier version wrote down is judged anew"
+    for words in ("0123456789abcdef", "no bound shows", "commit", "TTFT p95, ms"):
         assert words in page, words
 
 
