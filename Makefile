@@ -23,10 +23,8 @@ $(STAMP): pyproject.toml constraints.txt
 serve: $(STAMP)  ## serve SmolLM2-135M with two replicas on 127.0.0.1:8000 (ARGS="--replicas 1 --dtype float32 …")
 	@exec $(BIN)/rantang serve $(ARGS)
 
-# What starts Ray runs by itself: two stacks at once on two cores are a test of the machine. Exit code 5: ARGS chose none of these.
 test: $(STAMP)  ## run the tests (ARGS="-k router …")
-	@$(BIN)/python -m pytest -n 2 -m "not cluster" $(ARGS) || test $$? -eq 5
-	@$(BIN)/python -m pytest -m cluster $(ARGS) || test $$? -eq 5
+	@$(BIN)/python -m tests.whole_suite $(ARGS)
 
 kernels: $(STAMP)  ## compile every Triton kernel for four architectures, hold it against the baseline (ARGS=--write for a new one)
 	@TRITON_INTERPRET=0 $(BIN)/python -m bench.kernels.aot $(ARGS)

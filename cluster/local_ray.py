@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from cluster import environment
+from cluster import environment, stages
 from cluster.config import Config
 from cluster.cores import usable_cores
 from cluster.mortal import mortal
@@ -16,6 +20,8 @@ from cluster.run_directory import RunDirectory
 OBJECT_STORE_BYTES = 80_000_000  # Ray's least; tokens never pass through it
 GCS = "gcs_server"
 RAYLET = "raylet"
+_SAID_BY_US = ("A worker died or was killed", "killed due to memory pressure")
+_SHOWN_MAX = 300  # letters
 
 
 def joined_address(config: Config) -> str | None:
@@ -63,11 +69,27 @@ def join(config: Config, address: str) -> None:
     _quiet(config)
 
 
-def stop() -> None:
-    """Disconnect, and end a Ray that `start` began."""
+def connected() -> bool:
+    ray = sys.modules.get("ray")
+    return bool(ray is not None and ray.is_initialized())
+
+
+def causes_of_death(pids: Collection[int]) -> dict[int, str]:
+    """Ray's words for why these actors' processes ended, where it has any; {} where it cannot be asked."""
     import ray
 
-    ray.shutdown()
+    try:
+        actors = ray._private.state.actors().values()
+    except Exception:  # only for a line to people
+        return {}
+    return {actor["Pid"]: str(actor["DeathCause"]) for actor in actors if actor["Pid"] in pids}
+
+
+def stop() -> None:
+    """Disconnect, and end a Ray that `start` began."""
+    ray = sys.modules.get("ray")
+    if ray is not None:
+        ray.shutdown()
 
 
 def session_logs(run: RunDirectory) -> Path:
@@ -84,3 +106,14 @@ def _quiet(config: Config) -> None:
 
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(_level(config))
+    if config.serve.log_level != "debug":
+        from ray._private import worker
+
+        worker.print_to_stdstream = partial(_pass_on, said_by_us=_SAID_BY_US if joined_address(config) is None else ())
+
+
+def _pass_on(data: Mapping[str, Any], *_: object, said_by_us: tuple[str, ...], **__: object) -> None:
+    """What Ray's raylets tell a driver, pages of it, as a line each; nothing of what `rantang serve` says itself (cluster.losses)."""
+    for text in data["lines"]:
+        if not any(part in text for part in said_by_us):
+            stages.error(f"Ray: {' '.join(text.split())[:_SHOWN_MAX]}")

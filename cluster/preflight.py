@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 
 from cluster.config import Config
 from cluster.local_ray import joined_address
@@ -19,6 +20,8 @@ from replica.models.model_config import ModelConfig, shard_problem
 from replica.models.tensors import check_tensors
 from router.served_model import load_served_model
 
+RELEASE_S = 3.0  # until who is ending has given its port back
+_ASK_AGAIN_S = 0.1
 CLUSTER_S = 10.0  # until a cluster to be joined has answered
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # one of them is there wherever torch can see a GPU
 
@@ -40,25 +43,29 @@ def take_port(host: str, port: int) -> socket.socket:
 
     HAProxy shares ports (SO_REUSEPORT) to reload without a gap: two of them on one port would each get half of the
     connections. So the start is guarded by a name in the network's own namespace, which goes when this process does.
+    What was killed a moment ago takes another to give its port back: one that is taken is asked for again, for RELEASE_S.
     """
-    taken = StartError(f"port {port} on {host} is taken; choose another with --port")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise StartError(f"--host {host}: {error.strerror}") from None
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        claim.bind(f"\0rantang/{host}:{port}")
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except OSError as error:
-        claim.close()
-        if error.errno == errno.EADDRINUSE:
-            raise taken from None
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return claim
+    until_s = time.monotonic() + RELEASE_S
+    while True:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            claim.bind(f"\0rantang/{host}:{port}")
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen(1)
+            return claim
+        except OSError as error:
+            claim.close()
+            if error.errno != errno.EADDRINUSE:
+                raise StartError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        if time.monotonic() > until_s:
+            raise StartError(f"port {port} on {host} is taken; choose another with --port")
+        time.sleep(_ASK_AGAIN_S)
 
 
 def find_cluster(address: str) -> None:

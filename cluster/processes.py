@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,15 @@ def living(root: int, but: int | None = None) -> list[Process]:
     return [process for process in descendants(root) if process.state != "Z" and process.pid != but]
 
 
+def titles(pids: Iterable[int]) -> dict[int, str]:
+    """Command lines, where there still are any. A process may give itself another."""
+    found: dict[int, str] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found[pid] = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
 def end_descendants(root: int, grace_s: float, but: int | None = None) -> int:
     """SIGTERM to all below `root`, SIGKILL to those that stay longer than `grace_s`; not to `but`. Returns how many had been alive.
 
@@ -90,11 +100,10 @@ def memory_table(root: int) -> list[Memory]:
     for pid in [root, *(process.pid for process in descendants(root))]:
         try:
             rollup = (_PROC / str(pid) / "smaps_rollup").read_text()
-            title = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
             continue
         kilobytes = next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)
-        rows.append(Memory(pid, title, kilobytes * 1024))
+        rows.append(Memory(pid, titles([pid]).get(pid, ""), kilobytes * 1024))
     return sorted(rows, key=lambda row: (-row.pss_bytes, row.pid))
 
 

@@ -3,101 +3,101 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import threading
 import time
-from types import FrameType
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from cluster import deployment, local_ray, processes, stages
 from cluster.config import Config
 from cluster.cores import usable_cores
+from cluster.early_exit import EXIT_INTERRUPTED, INTERRUPTED
 from cluster.guardian import Guardian
+from cluster.losses import Losses, line
 from cluster.preflight import StartError, find_cluster, find_model, take_port
 from cluster.run_directory import RunDirectory
+from cluster.signals import Signals, mute
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 _WATCH_PERIOD_S = 1.0
 _END_GRACE_S = 1.0
+_WITHDRAW_TIMEOUT_S = 5.0
 
 
-class _Interrupted(BaseException):
-    """A signal came while the cluster was starting."""
+@dataclass(slots=True)
+class _Held:
+    """What this command has taken so far, and must give back however it ends."""
 
-
-class Signals:
-    """SIGINT and SIGTERM. While starting they raise; then the first asks to drain and the second to stop at once."""
-
-    def __init__(self) -> None:
-        self._starting = True
-        self._count = 0
-        self._wake = threading.Event()
-
-    def install(self) -> None:
-        """Again after `ray.init`, which sets a handler of its own."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
-
-    def started(self) -> None:
-        self._starting = False
-
-    @property
-    def asked_to_hurry(self) -> bool:
-        return self._count > 1
-
-    def wait(self, timeout_s: float) -> bool:
-        return self._wake.wait(timeout_s)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._count += 1
-        self._wake.set()
-        if self._starting:
-            self._starting = False
-            raise _Interrupted
+    port: socket.socket | None = None
+    directory: RunDirectory | None = None
+    guardian: Guardian | None = None
 
 
 def run(config: Config) -> int:
     """The whole command; returns the exit status. Prints one line per fault, never a traceback."""
-    signals = Signals()
-    signals.install()
+    held = _Held()
     show = stages.Stages()
-    directory: RunDirectory | None = None
-    guardian: Guardian | None = None
-    port: socket.socket | None = None
+    signals = Signals(lambda: _abort(config, show, held))
+    signals.install()
+    signals.watch()
     status = EXIT_FAILED
     see_logs = False
     try:
         with show.stage("model"):
             address = local_ray.joined_address(config)
             if address is None:
-                port = take_port(config.serve.host, config.serve.port)
+                held.port = take_port(config.serve.host, config.serve.port)
             else:
                 find_cluster(address)
             files = find_model(config)
             show.note = config.model_name if files is None else f"{config.model_name} ({files.kind}, {files.revision})"
-        directory = RunDirectory.create()
-        guardian = Guardian()
-        status = _serve(config, signals, show, directory, guardian)
-    except (_Interrupted, KeyboardInterrupt, SystemExit):  # the latter two: ray.init sets handlers of its own for a while
-        stages.error("stopped while starting")
+        held.directory = RunDirectory.create()
+        held.guardian = Guardian()
+        status = _serve(config, signals, show, held.directory, held.guardian)
+    except (KeyboardInterrupt, SystemExit):  # ray.init sets handlers of its own for a while
+        signals.give_way()
+        stages.error(INTERRUPTED)
         status = EXIT_INTERRUPTED
     except StartError as error:
+        signals.started()
         stages.error(str(error))
         see_logs, status = error.see_logs, EXIT_USAGE if error.usage else EXIT_FAILED
     except Exception as error:
+        signals.started()
         stages.error(str(deployment.failure([f"{type(error).__name__}: {error}"])))
         see_logs = True
         if config.serve.log_level == "debug":
             raise
     finally:
         signals.started()  # from here on a signal must not cut the cleaning up short
-        _clean_up(directory, guardian, see_logs=see_logs)
-        if port is not None:
-            port.close()
+        local_ray.stop()
+        _clean_up(held, see_logs=see_logs)
     return status
+
+
+def _abort(config: Config, show: stages.Stages, held: _Held) -> None:
+    """A signal came while the cluster was starting: ends this process and all below it, whatever the main thread waits for."""
+    show.let_go()
+    stages.error(INTERRUPTED)
+    if config.serve.log_level != "debug":
+        mute()
+    if local_ray.joined_address(config) is not None and local_ray.connected():
+        deployment.finished(partial(_withdraw, config), _after(_WITHDRAW_TIMEOUT_S))
+    _clean_up(held, see_logs=False)
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _withdraw(config: Config) -> bool:
+    deployment.withdraw(config)
+    return True
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    end_s = time.monotonic() + seconds
+    return lambda: time.monotonic() > end_s
 
 
 def _serve(config: Config, signals: Signals, show: stages.Stages, directory: RunDirectory, guardian: Guardian) -> int:
@@ -114,11 +114,15 @@ def _serve(config: Config, signals: Signals, show: stages.Stages, directory: Run
         process.pid for process in processes.living(os.getpid(), but=guardian.pid) if process.name in (local_ray.GCS, local_ray.RAYLET)
     }
     signals.started()
+    losses = Losses()
+    losses.observe(processes.titles(process.pid for process in processes.living(os.getpid(), but=guardian.pid)))
     while not signals.wait(_WATCH_PERIOD_S):
         alive = {process.pid for process in processes.living(os.getpid(), but=guardian.pid)}
         guardian.watch(alive)
         if not essential <= alive:
             raise StartError("a process of Ray has died; stopping", see_logs=True)
+        if lost := losses.observe(processes.titles(alive)):
+            stages.error(line(lost, local_ray.causes_of_death([each.pid for each in lost])))
     show.say("draining; once more to stop at once")
     start = time.monotonic()
     drained = deployment.take_down(config, lambda: signals.asked_to_hurry, delete=address is not None)
@@ -188,13 +192,19 @@ def _dashboard_url() -> str:
     return f"http://{ray._private.worker._global_node.webui_url}"
 
 
-def _clean_up(directory: RunDirectory | None, guardian: Guardian | None, *, see_logs: bool) -> None:
+def _clean_up(held: _Held, *, see_logs: bool) -> None:
     """No process of ours survives this, nor its files unless they may explain a failure."""
-    if directory is None or guardian is None:
-        return
-    local_ray.stop()
-    processes.end_descendants(os.getpid(), _END_GRACE_S, but=guardian.pid)
-    guardian.dismiss()
+    guardian, directory = held.guardian, held.directory
+    processes.end_descendants(os.getpid(), _END_GRACE_S, but=None if guardian is None else guardian.pid)
+    if guardian is not None:
+        guardian.dismiss()
+    if directory is not None:
+        _leave(directory, see_logs=see_logs)
+    if held.port is not None:  # only now: another start may take it
+        held.port.close()
+
+
+def _leave(directory: RunDirectory, *, see_logs: bool) -> None:
     logs = local_ray.session_logs(directory)
     if see_logs and logs.exists():
         stages.error(f"Ray's logs are in {logs.resolve()} until the next start")

@@ -53,6 +53,13 @@ class Stages:
             yield
         self.say(f"{name:<{_NAME_WIDTH}}{time.monotonic() - start:6.1f} s  {self.note}".rstrip())
 
+    def let_go(self) -> None:
+        """The process ends in the middle of a stage: its line goes, and the cursor comes back."""
+        if self._console.is_terminal:
+            with contextlib.suppress(OSError):
+                self._console.file.write("\r\x1b[K\x1b[?25h")
+                self._console.file.flush()
+
     def say(self, line: str) -> None:
         """A reader that has gone, a closed terminal say, is no reason to stop serving."""
         with contextlib.suppress(OSError):

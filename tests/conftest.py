@@ -1,5 +1,7 @@
 """Tests of what meets sockets run on both event loops: Serve's processes run uvloop, whose transports are not asyncio's.
 
+Where `-m` chooses tests of Ray only, a few out of thousands, modules that never name that marker are not imported.
+
 Triton kernels are interpreted in this process, which must be said before triton is imported; `make gpu` says 0.
 """
 
@@ -15,6 +17,8 @@ import hypothesis
 import pytest
 import uvloop
 
+from tests.markers import OF_RAY_ONLY, may_start_ray
+
 os.environ.setdefault("TRITON_INTERPRET", "1")
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
@@ -26,6 +30,12 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> d
     if item.path.stem in ON_BOTH_LOOPS:
         loops["uvloop"] = uvloop.new_event_loop
     return loops
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.option.markexpr in OF_RAY_ONLY and collection_path.match("test_*.py") and not may_start_ray(collection_path.read_text()):
+        return True
+    return None
 
 
 class _WithoutTriton(pytest.Module):

@@ -88,9 +88,22 @@ def calls(output_tokens: int, streams: int = STREAMS) -> list[Call]:
 
 async def run(served: Stack, how: str, output_tokens: int = OUTPUT_TOKENS) -> Failover:
     """Needs a stack of at least two replicas; waits until it is whole again."""
+    return await disturb(served, how, await undisturbed(served.url, output_tokens), output_tokens)
+
+
+async def undisturbed(url: str, output_tokens: int = OUTPUT_TOKENS) -> list[RequestRecord]:
+    """What every stream brings while nothing happens: the measure of any number of faults."""
+    client = LoadClient(Target.parse(url))
+    try:
+        return await asyncio.gather(*(client.send(call) for call in calls(output_tokens)))
+    finally:
+        client.close()
+
+
+async def disturb(served: Stack, how: str, undisturbed: Sequence[RequestRecord], output_tokens: int = OUTPUT_TOKENS) -> Failover:
+    """One fault of a stack, as `run` does, against streams that were undisturbed on it before."""
     client = LoadClient(Target.parse(served.url))
     try:
-        undisturbed = await asyncio.gather(*(client.send(call) for call in calls(output_tokens)))
         return await one_round(served, client, how, undisturbed, output_tokens)
     finally:
         client.close()

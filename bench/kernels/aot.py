@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import Any
 
 from bench.kernels.baseline import Table, path_of, problems, read_baseline, write_baseline
 from bench.kernels.resources import Resources
@@ -28,16 +29,16 @@ def compile_all(architecture: str, calls: Sequence[tuple[str, Callable[[], objec
     from bench.kernels.launches import compile_launch, launches_of
     from bench.kernels.resources import read_resources
 
-    table: Table = {}
+    compiled: dict[str, Any] = {}
     for name, call in calls:
         for launch in launches_of(call, architecture):
             key = f"{architecture} | {name} | {launch.name}"
-            if key not in table:
+            if key not in compiled:
                 try:
-                    table[key] = read_resources(compile_launch(launch, architecture))
+                    compiled[key] = compile_launch(launch, architecture)
                 except Exception as error:
                     raise RuntimeError(f"{key}: {error}") from error
-    return table
+    return dict(zip(compiled, read_resources(list(compiled.values()), architecture), strict=True))
 
 
 def compile_subjects(architecture: str, kernels: frozenset[str], few: bool, part: tuple[int, int]) -> Table:

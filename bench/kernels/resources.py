@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-TOOL_TIMEOUT_S = 60.0
+from bench.kernels.disassembly import listings, resource_usage
+
 # The instructions that multiply matrices, by family; UTCHMMA and UTCQMMA are Blackwell's, of tensor memory.
 _NVIDIA_MATRIX = ("HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA", "HMMA", "QMMA", "IMMA", "DMMA")
 _NVIDIA_WIDE = re.compile(r"\b(?:LDG\.E\.(?:\S+\.)?128|LDGSTS\.E\.(?:\S+\.)?128|UTMALDG|UBLKCP)\b|\bLDGSTS\.E\S*\.128\b")
@@ -27,13 +26,14 @@ class Resources:
     wide_loads: int
 
 
-def read_resources(compiled: Any) -> Resources:
-    """Of what Triton compiled, for either vendor."""
-    shared = int(compiled.metadata.shared)
-    if "cubin" in compiled.asm:
-        usage, listing = _disassemble(compiled.asm["cubin"])
-        return nvidia_resources(usage, listing, shared)
-    return amd_resources(compiled.asm["amdgcn"], shared)
+def read_resources(compiled: Sequence[Any], architecture: str) -> list[Resources]:
+    """Of each kernel that Triton compiled for `architecture`, of either vendor."""
+    shared = [int(each.metadata.shared) for each in compiled]
+    if not architecture.startswith("sm_"):
+        return [amd_resources(each.asm["amdgcn"], size) for each, size in zip(compiled, shared, strict=True)]
+    cubins = [each.asm["cubin"] for each in compiled]
+    listed = zip(cubins, listings(cubins, architecture), shared, strict=True)
+    return [nvidia_resources(resource_usage(cubin), listing, size) for cubin, listing, size in listed]
 
 
 def nvidia_resources(usage: str, listing: str, shared_bytes: int) -> Resources:
@@ -58,20 +58,3 @@ def amd_resources(listing: str, shared_bytes: int) -> Resources:
     names = re.findall(r"\b(v_s?mfma_\w+)", listing)
     matrix = {name: names.count(name) for name in dict.fromkeys(names)}
     return Resources(number("vgpr_count"), number("private_segment_fixed_size"), shared_bytes, matrix, len(_AMD_WIDE.findall(listing)))
-
-
-def _disassemble(cubin: bytes) -> tuple[str, str]:
-    import triton
-
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return _run(tools / "cuobjdump", "--dump-resource-usage", file.name), _run(tools / "nvdisasm", "-c", file.name)
-
-
-def _run(tool: Path, *args: str) -> str:
-    done = subprocess.run([str(tool), *args], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{tool.name} failed: {done.stderr.strip()[:200]}")
-    return done.stdout

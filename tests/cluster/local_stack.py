@@ -85,8 +85,12 @@ class Stack:
         return urllib.request.urlopen(request, timeout=120)
 
     def titles(self) -> dict[int, str]:
-        """Command lines of everything below the stack."""
-        return {row.pid: row.title for row in processes.memory_table(self.process.pid)}
+        """Command lines of the stack and everything below it; of one that has ended, nothing or an empty one."""
+        found = {}
+        for pid in (self.process.pid, *(process.pid for process in processes.descendants(self.process.pid))):
+            with contextlib.suppress(OSError):
+                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return found
 
     def replica_pids(self) -> list[int]:
         return [pid for pid, title in self.titles().items() if title.startswith("ray::ServeReplica:smollm2:Replica")]
@@ -144,6 +148,7 @@ class Driver:
         return answer["result"]
 
     def close(self) -> None:
+        """Again is nothing. Before its Ray ends: what has joined a Ray that is gone takes long to leave."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import pytest
 
+from cluster import preflight
 from cluster.config import Config
 from cluster.preflight import StartError, find_cluster, find_model, take_port
 from tests.replica.tiny_gguf import write_llama_gguf
@@ -32,6 +33,12 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "RELEASE_S", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_port_that_a_haproxy_shares_is_taken() -> None:
     port = free_port()
     with shared_listener(port):
@@ -41,6 +48,23 @@ def test_a_port_that_a_haproxy_shares_is_taken() -> None:
             take_port("127.0.0.1", port)
 
 
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_port_that_is_given_back_late_is_waited_for(patient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a HAProxy that was killed a moment ago; and the control: whoever asks once is told that it is taken."""
+    monkeypatch.setattr(preflight, "RELEASE_S", 30.0 if patient else 0.0)
+    port = free_port()
+    listener, asked = shared_listener(port), []
+    monkeypatch.setattr(preflight.time, "sleep", lambda _: (asked.append(1), listener.close()))
+    with listener:
+        if patient:
+            take_port("127.0.0.1", port).close()
+        else:
+            with pytest.raises(StartError, match="is taken"):
+                take_port("127.0.0.1", port)
+    assert len(asked) == patient
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_port_that_is_held_is_taken_before_anyone_listens() -> None:
     """Two that start at the same time: the second is told, although the HAProxy of the first does not run yet."""
     port = free_port()

@@ -66,7 +66,7 @@ def test_the_tree_lists_parents_before_children() -> None:
     try:
         for _ in range(200):
             below = processes.descendants(os.getpid())
-            if [process for process in below if process.parent == child.pid]:
+            if [process for process in below if process.parent == child.pid and process.name == "sleep"]:  # not the fork
                 break
             time.sleep(0.05)
         pids = [process.pid for process in below]

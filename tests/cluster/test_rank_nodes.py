@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +10,6 @@ import pytest
 from cluster import placement
 from cluster.config import Config
 
-ROOT = Path(__file__).parents[2]
 RANK = re.compile(r"rank (\d): ok, \S+ \(node (\w+)\), cpu \(CUDA_VISIBLE_DEVICES=(\d)\), gloo on \w+, torch")
 
 
@@ -62,14 +56,10 @@ def test_more_ranks_than_devices_are_refused_in_one_line(wanted: Config, nodes: 
 
 
 @pytest.mark.cluster
+@pytest.mark.alone
 @pytest.mark.slow
-def test_ranks_on_nodes_of_their_own_see_their_own_gpu() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    script = Path(__file__).with_name("rank_nodes_driver.py")
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout.splitlines()[-1])
+def test_ranks_on_nodes_of_their_own_see_their_own_gpu(on_nodes: dict[str, Any]) -> None:
+    results = on_nodes["doctor"]
     for case, nodes, devices in (("packed", 1, {"0", "1"}), ("spread", 2, {"0"})):
         status, lines = results[case]
         ranks = [found.groups() for line in lines if (found := RANK.match(line))]

@@ -115,8 +115,9 @@ def test_scaling_down_restarts_nobody_and_drains_the_one_that_leaves(stack: Stac
     driver.ask("delete", name="scaled")
 
 
-def test_the_stop_drains_refuses_and_leaves_nothing(stack: Stack) -> None:
-    """Ends the session's stack: conftest puts it last."""
+def test_the_stop_drains_refuses_and_leaves_nothing(stack: Stack, driver: Driver) -> None:
+    """Ends the session's stack: conftest puts it last of those that need it."""
+    driver.close()
     pids = [process.pid for process in processes.descendants(stack.process.pid)]
     stream = stack.stream(100)
     first = stream.readline()

@@ -15,7 +15,7 @@ from bench.record import Outcome
 from bench.stack import Stack
 from tests.end_to_end.idle import ROOM_FOR_NOISE, seconds_until_idle
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

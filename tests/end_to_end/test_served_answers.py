@@ -16,7 +16,7 @@ from bench.record import Outcome
 from bench.stack import Stack
 from tests.end_to_end.idle import seconds_until_idle
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 USAGE = {"include_usage": True}

@@ -13,7 +13,7 @@ from bench.drills import bodies
 from bench.stack import Stack
 from tests.end_to_end.idle import seconds_until_idle
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 
 async def test_every_body_gets_one_of_its_statuses(served: Stack) -> None:

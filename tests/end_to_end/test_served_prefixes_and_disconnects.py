@@ -14,7 +14,7 @@ from bench.record import Outcome
 from bench.stack import Stack
 from tests.end_to_end.idle import page, seconds_until_idle
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 STYLE = PromptStyle("smollm2")
 BLOCK = 16

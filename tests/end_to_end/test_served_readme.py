@@ -14,7 +14,7 @@ import pytest
 
 from bench.stack import Stack
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(sh|bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

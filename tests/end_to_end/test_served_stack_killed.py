@@ -9,7 +9,7 @@ import pytest
 from bench import processes
 from bench.stack import Stack
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.slow]
 
 GONE_WITHIN_S = 60.0
 

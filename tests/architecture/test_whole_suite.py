@@ -1,0 +1,84 @@
+"""`make test` runs every test once, fails when a part fails, and an interrupt reaches all that it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from _pytest.mark.expression import Expression
+
+from tests import whole_suite
+from tests.markers import ALONE, BESIDE_OTHERS, OF_RAY_ONLY, WITHOUT_RAY
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = (WITHOUT_RAY, BESIDE_OTHERS, ALONE)
+SLEEPERS = """
+import subprocess, sys
+from tests import whole_suite
+
+def start(marks, *arguments, output=None):
+    code = "import sys, time, pathlib; pathlib.Path(sys.argv[1]).touch(); time.sleep(300)"
+    return subprocess.Popen([sys.executable, "-Sc", code, arguments[-1] + "/" + marks.replace(" ", "-")], process_group=0)
+
+whole_suite.start = start
+sys.exit(whole_suite.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("marks", [(), ("slow",), ("cluster",), ("cluster", "slow"), ("cluster", "alone"), ("cluster", "alone", "slow")])
+def test_every_test_is_of_one_part(marks: Sequence[str]) -> None:
+    chosen = [part for part in PARTS if Expression.compile(part).evaluate(lambda name, **_: name in marks)]
+    assert len(chosen) == 1
+    assert (chosen[0] in OF_RAY_ONLY) == ("cluster" in marks)
+
+
+@pytest.mark.parametrize(
+    ("of_parts", "status", "ran"),
+    [
+        ((0, 0, 0), 0, PARTS),
+        ((5, 0, 5), 0, PARTS),
+        ((1, 0, 0), 1, PARTS[:2]),
+        ((0, 1, 0), 1, PARTS[:2]),
+        ((5, 3, 0), 3, PARTS[:2]),
+        ((0, 5, 2), 2, PARTS),
+    ],
+)
+def test_a_part_that_fails_is_the_end(monkeypatch: pytest.MonkeyPatch, of_parts: Sequence[int], status: int, ran: Sequence[str]) -> None:
+    started = []
+
+    def start(marks: str, *arguments: str, output: object = None) -> subprocess.Popen[bytes]:
+        started.append(marks)
+        assert arguments[-1] == "given" and (output is not None) == (marks == BESIDE_OTHERS)
+        return subprocess.Popen([sys.executable, "-Sc", f"raise SystemExit({dict(zip(PARTS, of_parts, strict=True))[marks]})"])
+
+    monkeypatch.setattr(whole_suite, "start", start)
+    monkeypatch.setattr(whole_suite.signal, "signal", lambda *_: None)
+    assert whole_suite.main(["given"]) == status
+    assert sorted(started) == sorted(ran)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_reaches_every_part(tmp_path: Path, number: signal.Signals) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    running = subprocess.Popen([sys.executable, "-c", SLEEPERS, str(tmp_path)], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+    deadline_s = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 2:
+        assert running.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.02)
+    running.send_signal(number)
+    assert running.wait(60) not in (0, -number), "it has waited for its parts, and says that they did not succeed"
+    assert len(list(tmp_path.iterdir())) == 2, "the last part was not begun"
+    assert [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path) in read(path)] == []
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
