@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -20,6 +21,8 @@ import uvloop
 from tests.markers import OF_RAY_ONLY, may_start_ray
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of what a shell starts in the background; what tests start would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
 ON_BOTH_LOOPS = ("test_link_handshake", "test_link_stream", "test_replica_server", "test_link_client")

@@ -52,7 +52,8 @@ def failure(*parts: subprocess.Popen[bytes]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too, which a shell has what it starts in the background ignore
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryFile() as said:
         beside = start(BESIDE_OTHERS, *arguments, output=said)
         status = failure(start(WITHOUT_RAY, *WORKERS, *arguments), beside)

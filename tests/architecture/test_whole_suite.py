@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -67,14 +68,25 @@ def test_a_part_that_fails_is_the_end(monkeypatch: pytest.MonkeyPatch, of_parts:
 def test_an_interrupt_reaches_every_part(tmp_path: Path, number: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen([sys.executable, "-c", SLEEPERS, str(tmp_path)], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
-    deadline_s = time.monotonic() + 60
-    while len(list(tmp_path.iterdir())) < 2:
-        assert running.poll() is None and time.monotonic() < deadline_s
-        time.sleep(0.02)
-    running.send_signal(number)
-    assert running.wait(60) not in (0, -number), "it has waited for its parts, and says that they did not succeed"
-    assert len(list(tmp_path.iterdir())) == 2, "the last part was not begun"
-    assert [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path) in read(path)] == []
+    try:
+        deadline_s = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2:
+            assert running.poll() is None and time.monotonic() < deadline_s
+            time.sleep(0.02)
+        running.send_signal(number)
+        assert running.wait(60) not in (0, -number), "it has waited for its parts, and says that they did not succeed"
+        assert len(list(tmp_path.iterdir())) == 2, "the last part was not begun"
+        assert sleeping(tmp_path) == []
+    finally:
+        for pid in (*sleeping(tmp_path), running.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        running.wait()
+
+
+def sleeping(folder: Path) -> list[int]:
+    """Processes of SLEEPERS that live."""
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if f"{folder}/" in read(path)]
 
 
 def read(path: Path) -> str:
