@@ -23,7 +23,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
 def binary() -> Path:
     found = find_haproxy()
     if found is None:
-        pytest.skip("no HAProxy runs here")
+        pytest.skip("there is no HAProxy that runs on this machine (cluster.environment.find_haproxy says which are tried)")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -101,25 +102,24 @@ def test_logits_over_an_int8_cache(sizes: Sizes, length: int) -> None:
         assert relative_error(found, meant[-1:]) > INT8_CACHE_ERROR_MAX
 
 
+def same_bits(sizes: Sizes, length: int, chunks: Sequence[int]) -> None:
+    assert ISA is not None
+    tokens = tokens_of(length, sizes.vocab)
+    sequences = Sequences(build(sizes), ISA)
+    whole = in_chunks(sequences, tokens, length)
+    for chunk in chunks:
+        assert torch.equal(in_chunks(sequences, tokens, chunk), whole), chunk
+
+
 @pytest.mark.parametrize("sizes", [*KINDS, MISTRAL, *INT8_CACHES], ids=str)
 def test_the_same_bits_whatever_the_chunks(sizes: Sizes) -> None:
-    assert ISA is not None
-    tokens = tokens_of(150, sizes.vocab)
-    sequences = Sequences(build(sizes), ISA)
-    whole = in_chunks(sequences, tokens, 150)
-    for chunk in (1, 7, 16, 61):
-        assert torch.equal(in_chunks(sequences, tokens, chunk), whole), chunk
+    same_bits(sizes, 150, (1, 7, 16, 61))
 
 
 @pytest.mark.parametrize("sizes", [*LONG_SUMS, MISTRAL, *INT8_CACHES], ids=str)
 def test_the_same_bits_where_sums_and_keys_are_taken_in_parts(sizes: Sizes) -> None:
     """K and contexts longer than what is multiplied at once."""
-    assert ISA is not None
-    tokens = tokens_of(280, sizes.vocab)
-    sequences = Sequences(build(sizes), ISA)
-    whole = in_chunks(sequences, tokens, 280)
-    for chunk in (7, 33, 200):
-        assert torch.equal(in_chunks(sequences, tokens, chunk), whole), chunk
+    same_bits(sizes, 280, (7, 33, 200))
 
 
 @pytest.mark.parametrize("sizes", [*KINDS, *LONG_SUMS], ids=str)
