@@ -27,9 +27,8 @@ KINDS = [Sizes(), Sizes(kind="q8", bias=True), Sizes(kind="q4", tied=False)]
 LONG_SUMS = [Sizes(kind=kind, hidden=640, width=1184, layers=1, windows=(0,), bias=True) for kind in ("bf16", "q8", "q4")]
 INT8_CACHES = [Sizes(int8_cache=True), Sizes(int8_cache=True, windows=(40, 0), heads=8, kv_heads=1, dim=64, vocab=160)]
 INT8_CACHE_ERROR_MAX = 2e-2
-SHARP = Sizes(
-    sharpness=80.0, layers=1, windows=(0,), dim=64
-)  # scores of hundreds: a later block's keys outweigh all before by e^28 and more
+# Scores of hundreds: keys of a later block outweigh all before by e^28 and more.
+SHARP = Sizes(sharpness=80.0, layers=1, windows=(0,), dim=64)
 SHARP_ERROR_MAX = 6e-2  # a rounding of such a score changes its weight by half
 
 
