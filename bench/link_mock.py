@@ -48,6 +48,8 @@ LIMITS = EngineLimits(
     vocab_size=49_152,
 )
 FAST = StepTimeCoefficients(a=1e-5, b=1e-8, c=1e-7, d=0.0)
+SLOW = StepTimeCoefficients(a=0.05, b=1e-3, c=1e-3, d=0.0)
+QUEUED_TOKENS = 400_000  # of a full one, at SLOW: minutes of prefill
 
 
 @dataclass(slots=True)
@@ -59,8 +61,10 @@ class _Stream:
 class MockReplica(asyncio.Protocol):
     """One connection of a router. A step begins when the loop has nothing else to do and the router has read the last ones."""
 
-    def __init__(self, replica_id: str) -> None:
+    def __init__(self, replica_id: str, *, is_full: bool = False) -> None:
+        """`is_full`: it says that it has work for minutes."""
         self._id = replica_id
+        self._is_full = is_full
         self._nonce = secrets.token_bytes(32)
         self._splitter = wire.FrameSplitter()
         self._streams: dict[int, _Stream] = {}
@@ -142,10 +146,13 @@ class MockReplica(asyncio.Protocol):
         if self._transport is None:
             return
         if not self._stepping:
+            self._progress += self._is_full
             self._say(Frame(1, self._sequence, self._load()))
         self._loop.call_later(BEAT_S, self._beat)
 
     def _load(self) -> LoadReport:
+        if self._is_full:
+            return LoadReport(self._progress, 32, 0, QUEUED_TOKENS, 10_000, LIMITS.num_blocks // 2, 0, SLOW, 1.0)
         running = len(self._streams)
         return LoadReport(self._progress, running, 0, 0, 100 * running, LIMITS.num_blocks - 7 * running, 0, FAST, 1e-5)
 
@@ -154,25 +161,27 @@ class MockReplica(asyncio.Protocol):
             self._transport.write(wire.encode(message))
 
 
-async def serve(replicas: int) -> list[int]:
+async def serve(replicas: int, *, is_full: bool = False) -> list[int]:
     """Their ports."""
     loop = asyncio.get_running_loop()
     ports = []
     for number in range(replicas):
-        server = await loop.create_server(lambda number=number: MockReplica(f"r{number}"), "127.0.0.1", 0)  # type: ignore[misc]
+        server = await loop.create_server(lambda number=number: MockReplica(f"r{number}", is_full=is_full), "127.0.0.1", 0)  # type: ignore[misc]
         ports.append(int(server.sockets[0].getsockname()[1]))
     return ports
 
 
-async def _main(replicas: int) -> None:
-    print(*await serve(replicas), flush=True)
+async def _main(replicas: int, is_full: bool) -> None:
+    print(*await serve(replicas, is_full=is_full), flush=True)
     await asyncio.Event().wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, default=2)
-    uvloop.run(_main(parser.parse_args().replicas))
+    parser.add_argument("--full", action="store_true", help="they say that they have work for minutes, so that every request is refused")
+    options = parser.parse_args()
+    uvloop.run(_main(options.replicas, options.full))
 
 
 if __name__ == "__main__":

@@ -83,10 +83,10 @@ def _numbers(line: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def router(replicas: int, cores: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Pid and URL of a router of so many mock replicas; it has the first core, all else the last."""
+def router(replicas: int, cores: Sequence[int], *options: str) -> Iterator[tuple[int, str]]:
+    """Pid and URL of a router of so many mock replicas (`options`: theirs); it has the first core, all else the last."""
     with contextlib.ExitStack() as both:
-        _, ports = both.enter_context(process("bench.link_mock", "--replicas", str(replicas), core=cores[-1]))
+        _, ports = both.enter_context(process("bench.link_mock", "--replicas", str(replicas), *options, core=cores[-1]))
         pid, port = both.enter_context(process("bench.router_process", *map(str, ports), core=cores[0]))
         yield pid, f"http://127.0.0.1:{port[0]}"
 

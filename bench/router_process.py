@@ -1,7 +1,7 @@
 """One router as a process of its own, without Ray: `python -m bench.router_process PORT…` prints its own port.
 
 Its members are the replicas (bench.link_mock) at these ports. The HTTP server is set up as Serve's is: uvicorn with uvloop and
-httptools.
+httptools, and requests for tokens take the shortcut that they take there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import uvicorn
 import uvloop
 
 from bench.link_mock import SECRET
+from cluster import ingress
+from cluster.drain_gate import DrainGate
 from router.config import RouterConfig
 from router.link import Member
 from router.server import RouterServer
@@ -37,8 +39,9 @@ async def serve(ports: list[int]) -> None:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(2048)  # whoever reads the port may connect at once
+    ingress.attach(DrainGate(router.app))
     settings = uvicorn.Config(
-        router.app, loop="none", http="httptools", log_level="warning", access_log=False, lifespan="off", backlog=2048
+        ingress.Shortcut(router.app), loop="none", http="httptools", log_level="warning", access_log=False, lifespan="off", backlog=2048
     )
     gc.collect()
     gc.freeze()

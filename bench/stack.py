@@ -93,10 +93,16 @@ def free_port() -> int:
     return free_range(1)
 
 
-def start(arguments: Sequence[str] = (), *, timeout_s: float = START_TIMEOUT_S, command: Sequence[str] = SERVE) -> Stack:
+def start(
+    arguments: Sequence[str] = (),
+    *,
+    timeout_s: float = START_TIMEOUT_S,
+    command: Sequence[str] = SERVE,
+    environment: Mapping[str, str] | None = None,
+) -> Stack:
     """Start `rantang serve` with these arguments on a free port; returns when /ready answers 200. Raises StackError."""
     port = free_port()
-    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **(environment or {})}
     whole = [*command, "--port", str(port), *arguments]
     started_s = time.monotonic()
     stack = spawn(whole, port, environment=environment, timeout_s=timeout_s, title=f"rantang serve {' '.join(arguments)}")

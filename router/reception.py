@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -128,12 +129,12 @@ class Reception:
         slo = self._classes.slo(terms)
         self._standing.seen(service, terms.tenant, now)
         least = self._least(about_tokens, now)
-        overrun = self.foresight.find(terms, least, arrival_s, now)
+        overrun = self.foresight.find(terms, least.in_order, arrival_s, now)
         if overrun is None:
             overrun = self._overrun(service, terms.tenant, slo, least, about_tokens, arrival_s, now)
             if overrun is None:
                 return None
-            self.foresight.keep(terms, least, arrival_s, overrun, now)
+            self.foresight.keep(terms, least.in_order, arrival_s, overrun, now)
         else:
             self._standing.asks(slo, about_tokens, now)
         return too_late(self._admission.turn_away(overrun, now, tokens=about_tokens))
@@ -142,8 +143,8 @@ class Reception:
         """What waits no longer than a prompt of about so many tokens: where half a step does not hold what no cache has of them, by
         what others have found there lately, it passes nobody."""
         candidates = self._fleet.routable()
-        new_tokens = about_tokens - max(0.0, -self._fleet.hits.least(now))
-        is_long = bool(candidates) and new_tokens > candidates[0].view.limits.max_num_batched_tokens // 2
+        half = candidates[0].view.limits.max_num_batched_tokens // 2 if candidates else math.inf
+        is_long = about_tokens > half and about_tokens - max(0.0, -self._fleet.hits.least(now)) > half
         return LEAST_IN_ORDER if is_long else LEAST
 
     def _overrun(

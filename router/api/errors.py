@@ -61,9 +61,10 @@ class ApiError(Exception):
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             milliseconds = _milliseconds(self.retry_after_s)
-            headers.append((b"retry-after", str(max(1, math.ceil(milliseconds / 1000))).encode()))
-            headers.append((b"retry-after-ms", str(milliseconds).encode()))
-        return headers + [(name.encode(), value.encode()) for name, value in self.headers.items()]
+            headers.append((b"retry-after", b"%d" % math.ceil(milliseconds / 1000)))
+            headers.append((b"retry-after-ms", b"%d" % milliseconds))
+        headers += [(name.encode(), value.encode()) for name, value in self.headers.items()]
+        return headers
 
 
 def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:

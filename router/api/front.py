@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from itertools import chain
 from random import Random
 
 import structlog
@@ -72,7 +73,7 @@ class Front:
 
 def _check_headers(scope: Scope) -> None:
     fields = scope["headers"]
-    size = sum(len(name) + len(value) for name, value in fields)
+    size = sum(map(len, chain.from_iterable(fields)))
     if len(fields) > HEADER_FIELDS_MAX or size > HEADER_BYTES_MAX:
         limit = f"{HEADER_FIELDS_MAX} fields and {HEADER_BYTES_MAX} bytes"
         raise ApiError(431, f"the headers exceed {limit}", headers={"connection": "close"})

@@ -115,11 +115,13 @@ class GenerateApp:
 
     async def _turned_away(self, refusal: Rejected, record: Record, scope: Scope, send: Send) -> Outcome:
         """Refused before its text was read."""
-        metrics = self._context.metrics
+        metrics, error = self._context.metrics, from_rejected(refusal)
         metrics.begin(record)
         outcome = Outcome.ABORTED
+        record.status, record.reason = error.status, error.code or ""
         try:
-            outcome = await _refuse(from_rejected(refusal), record, scope, send)
+            await respond_error(scope, send, error)
+            outcome = _refused(error)
         except OSError:  # the client has left
             pass
         finally:
@@ -161,6 +163,11 @@ async def _refuse(error: ApiError, record: Record, scope: Scope, send: Send) -> 
     await respond_error(scope, send, error)
     if record.completion_tokens:  # something was generated: that is no refusal
         return Outcome.FAILED
+    return _refused(error)
+
+
+def _refused(error: ApiError) -> Outcome:
+    """What a request came to of which nothing was generated."""
     return Outcome.SHED if error.status < 500 or error.status == 503 else Outcome.FAILED
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +38,9 @@ class Intake:
         self._budget = BodyBudget()
         self._large = asyncio.Lock()
 
-    async def read(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
+    def read(self, receive: Receive, headers: Mapping[str, str]) -> Coroutine[Any, Any, bytes]:
         """The whole body, not looked into. Raises ApiError, or ClientDisconnected."""
-        return await read_json_body(receive, headers, self._budget)
+        return read_json_body(receive, headers, self._budget)
 
     async def parse(self, body: bytes) -> Taken:
         """Raises ApiError. A large body takes tens of milliseconds: streams go on between two of them."""

@@ -164,7 +164,8 @@ class Metrics:
         self._ended[outcome] += 1
         if outcome is Outcome.SHED:
             self._shed_as(record.status, record.reason).inc()
-        self._output.inc(record.completion_tokens)
+        if record.completion_tokens:
+            self._output.inc(record.completion_tokens)
         if record.first_token_s is not None:
             self._prompt.inc(record.prompt_tokens)
             self._queries.inc(record.prompt_tokens)

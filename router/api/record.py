@@ -9,6 +9,8 @@ from router.policy.classes import Terms
 from router.policy.prediction import Prediction
 from router.ports import Delta
 
+ORDINARY = Terms()
+
 
 class Outcome(enum.StrEnum):
     FINISHED = "finished"
@@ -29,7 +31,7 @@ class Record:
     completion_tokens: int = 0
     first_token_s: float | None = None
     queue_time_s: float | None = None
-    terms: Terms = field(default_factory=Terms)
+    terms: Terms = ORDINARY
     predicted: Prediction | None = None  # of the first choice
     finish_reasons: list[str] = field(default_factory=list)
     status: int = 200

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import orjson
-from starlette.types import Scope, Send
+from starlette.types import Message, Scope, Send
 
 from router.api.errors import ApiError
 
@@ -20,7 +21,7 @@ _EVENT_STREAM: Headers = (
 
 
 async def respond(scope: Scope, send: Send, status: int, body: bytes, headers: Headers = _JSON) -> None:
-    await _start(scope, send, status, (*headers, (b"content-length", str(len(body)).encode())))
+    await send(_start(scope, status, [*headers, (b"content-length", b"%d" % len(body))]))
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body, "more_body": False})
 
 
@@ -28,15 +29,16 @@ async def respond_json(scope: Scope, send: Send, value: object, status: int = 20
     await respond(scope, send, status, orjson.dumps(value))
 
 
-async def respond_error(scope: Scope, send: Send, error: ApiError) -> None:
-    await respond(scope, send, error.status, error.body(), error.all_headers())
+def respond_error(scope: Scope, send: Send, error: ApiError) -> Coroutine[Any, Any, None]:
+    return respond(scope, send, error.status, error.body(), error.all_headers())
 
 
 async def start_event_stream(scope: Scope, send: Send) -> None:
-    await _start(scope, send, 200, _EVENT_STREAM)
+    await send(_start(scope, 200, list(_EVENT_STREAM)))
 
 
-async def _start(scope: Scope, send: Send, status: int, headers: Headers) -> None:
+def _start(scope: Scope, status: int, headers: list[tuple[bytes, bytes]]) -> Message:
     request_id = scope.get(REQUEST_ID_KEY)
-    extra: Headers = ((b"x-request-id", request_id.encode()),) if isinstance(request_id, str) else ()
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, *extra]})
+    if isinstance(request_id, str):
+        headers.append((b"x-request-id", request_id.encode()))
+    return {"type": "http.response.start", "status": status, "headers": headers}

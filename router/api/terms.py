@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from router.api.errors import ApiError, bad_request
 from router.api.limits import CLASS_CHARACTERS_MAX, QUEUE_TIME_SLO_MS_MAX, TPOT_SLO_MS_MAX, TTFT_SLO_MS_MAX
 from router.api.submission import Caller
-from router.policy.classes import Classes, Terms
+from router.policy.classes import STANDARD, Classes, Terms
 
 CLASS_HEADER = "x-request-class"
+_PROMISES: Mapping[str, float] = {  # most milliseconds
+    "X-Queue-Time-SLO-Ms": QUEUE_TIME_SLO_MS_MAX,
+    "X-TTFT-SLO-Ms": TTFT_SLO_MS_MAX,
+    "X-TPOT-SLO-Ms": TPOT_SLO_MS_MAX,
+}
+_PROMISE_HEADERS = frozenset(name.lower() for name in _PROMISES)
 
 
 def read_terms(headers: Mapping[str, str], fields: Mapping[str, Any], caller: Caller, classes: Classes) -> Terms:
     """Raises ApiError 400, naming the header or field and its limit. The header goes before the field."""
-    return Terms(
-        request_class=_class(headers, fields, classes),
-        tenant=caller.tenant,
-        queue_time_slo_s=_seconds(headers, "X-Queue-Time-SLO-Ms", QUEUE_TIME_SLO_MS_MAX),
-        ttft_slo_s=_seconds(headers, "X-TTFT-SLO-Ms", TTFT_SLO_MS_MAX),
-        tpot_slo_s=_seconds(headers, "X-TPOT-SLO-Ms", TPOT_SLO_MS_MAX),
-    )
+    is_ordinary = not fields and CLASS_HEADER not in headers
+    request_class = STANDARD if is_ordinary else _class(headers, fields, classes)
+    if _PROMISE_HEADERS.isdisjoint(headers):
+        return _terms(request_class, caller.tenant)
+    promises = (_seconds(headers, name, most) for name, most in _PROMISES.items())
+    return Terms(request_class, caller.tenant, *promises)
+
+
+@lru_cache(maxsize=256)
+def _terms(request_class: str, tenant: str) -> Terms:
+    """Without promises of its own; most requests are so."""
+    return Terms(request_class, tenant)
 
 
 def class_is_in_body(headers: Mapping[str, str], body: bytes, classes: Classes) -> bool:

@@ -12,20 +12,25 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from router.api.record import Outcome, Record
 
 _propagator = TraceContextTextMapPropagator()
+_NO_PARENT = Context()
 
 
 class Tracing:
-    """Makes spans. With no tracer provider configured, only the client's traceparent is checked and passed on."""
+    """Makes spans. With no tracer provider configured by the time it is made, only the client's traceparent is checked and passed on."""
 
-    __slots__ = ("_model", "_tracer")
+    __slots__ = ("_goes_nowhere", "_model", "_tracer", "_untraced")
 
     def __init__(self, model: str, tracer: Tracer | None = None) -> None:
         self._model = model
         self._tracer = tracer or trace.get_tracer("rantang")
+        self._goes_nowhere = tracer is None and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+        self._untraced = RequestSpan(trace.INVALID_SPAN, model)
 
     def begin(self, endpoint: str, headers: Mapping[str, str]) -> RequestSpan:
         traceparent = headers.get("traceparent", "")
-        parent = Context()
+        parent = _NO_PARENT
+        if self._goes_nowhere and not traceparent:
+            return self._untraced
         if traceparent:
             carrier = {"traceparent": traceparent, "tracestate": headers.get("tracestate", "")}
             parent = _propagator.extract(carrier, parent)

@@ -59,7 +59,7 @@ class Wait:
     prefill_s: float
 
 
-class Kind(enum.Enum):
+class Kind(enum.StrEnum):
     """Of a promise."""
 
     QUEUE_TIME = "queue_time"
@@ -67,8 +67,7 @@ class Kind(enum.Enum):
     TPOT = "tpot"
 
 
-@dataclass(frozen=True, slots=True)
-class Shed:
+class Shed(msgspec.Struct, frozen=True, gc=False):
     retry_after_s: float
     expected_s: float  # what it would have had
     limit_s: float  # what was promised
@@ -201,7 +200,7 @@ class Admission:
         wait_s = overrun.over_s
         if overrun.kind is not Kind.TPOT:  # such a one has no turn: only an idle replica would take it
             turn_s = min(max(now + wait_s, self._returning_s), now + RETRY_AFTER_MAX_S)
-            service_s = min(delay.seconds(tokens) for delay in overrun.delays) / len(overrun.delays)
+            service_s = min([delay.seconds(tokens) for delay in overrun.delays]) / len(overrun.delays)
             self._returning_s = min(turn_s + service_s, now + RETRY_AFTER_MAX_S)
             wait_s = turn_s - now
         return Shed(self.jittered(wait_s), overrun.expected_s, overrun.limit_s, overrun.kind)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 STANDARD = "standard"  # always there; whoever names no class is of it
 TIERS: Mapping[str, str] = {  # OpenAI's names for a service tier, where no class of that name is configured
     "auto": STANDARD,
@@ -30,7 +32,7 @@ class Slo:
 
     def time_s(self, new_tokens: int) -> float:
         """All that it leaves: whichever of its promises is due first."""
-        return min(self.queue_time_s, self.ttft_within_s(new_tokens))
+        return self.queue_time_s if self.ttft_s is None else min(self.queue_time_s, self.ttft_within_s(new_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,7 @@ class ServiceClass:
     floor: float = 0.0  # part of what is admitted that it gets while it has work waiting
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(msgspec.Struct, frozen=True):
     """Who asks, and for what: all that admission knows of a request before its text is read."""
 
     request_class: str = STANDARD

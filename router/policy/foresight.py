@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from router.policy.admission import Overrun
 from router.policy.classes import Terms
-from router.policy.request_view import RequestView
 from router.policy.steady_clock import SteadyClock
 
 VALID_S = 0.005  # nothing is predicted finer
@@ -28,20 +27,23 @@ class Foresight:
     """By what was asked. Only of the hopeless: whoever has hope is judged, and that changes what comes after."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Terms, RequestView], _Found] = {}
+        self._found: dict[tuple[Terms, bool], _Found] = {}
 
     def forget(self) -> None:
         """Something has happened."""
         self._found.clear()
 
-    def keep(self, terms: Terms, least: RequestView, arrival_s: float, overrun: Overrun, now: float) -> None:
+    def keep(self, terms: Terms, in_order: bool, arrival_s: float, overrun: Overrun, now: float) -> None:
         if len(self._found) >= KEPT_MAX:
             self._found.clear()
-        self._found[terms, least] = _Found(overrun, arrival_s, now)
+        self._found[terms, in_order] = _Found(overrun, arrival_s, now)
 
-    def find(self, terms: Terms, least: RequestView, arrival_s: float, now: float) -> Overrun | None:
-        """`least`: the request that was judged. Whoever came earlier has even less hope; whoever came later, up to a moment, no more."""
-        found = self._found.get((terms, least))
+    def find(self, terms: Terms, in_order: bool, arrival_s: float, now: float) -> Overrun | None:
+        """`in_order`: of the least request, whether it passes nobody.
+
+        Whoever came earlier than who was judged has even less hope; whoever came later, up to a moment, no more.
+        """
+        found = self._found.get((terms, in_order))
         if found is None or now - found.now > VALID_S or arrival_s - found.arrival_s > VALID_S:
             return None
         return found.overrun

@@ -15,7 +15,8 @@ class LeastOfLate:
 
     def see(self, value: float, now: float) -> None:
         self._turn(now)
-        self._least = min(self._least, value)
+        if value < self._least:
+            self._least = value
 
     def least(self, now: float) -> float:
         """Infinite if none was seen."""

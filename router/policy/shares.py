@@ -39,7 +39,9 @@ class Shares:
             self._weights += entry.weight
         entry.seen_s = now
         self._entries.move_to_end(key)
-        self._expire(now)
+        longest = next(iter(self._entries.values()))
+        if now - longest.seen_s > ACTIVE_S or len(self._entries) > self._keys_max:
+            self._expire(now)
 
     def charge(self, key: str, amount: float, now: float) -> None:
         """It got something."""

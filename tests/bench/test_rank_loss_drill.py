@@ -24,7 +24,7 @@ def broken(*losses: Loss, after: Holding = HOLDS, left: int = 0) -> list[str]:
 
 
 def test_a_stack_that_is_whole_again_holds() -> None:
-    assert broken(LOSS, replace(LOSS, fault="freeze a rank", moved_after_s=2.8)) == []
+    assert broken(LOSS, replace(LOSS, fault="freeze a rank", moved_after_s=2.8, replaced_after_s=24.0)) == []
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,7 @@ def test_a_stack_that_is_whole_again_holds() -> None:
         (replace(LOSS, fault="freeze a rank", moved_after_s=3.1), ["moved_after_freeze_worst"]),
         (replace(LOSS, replaced_after_s=20.1), ["replaced_after_worst"]),
         (replace(LOSS, replaced_after_s=None), ["replaced_after_worst"]),
+        (replace(LOSS, fault="freeze a rank", replaced_after_s=25.1), ["replaced_after_freeze_worst"]),
     ],
 )
 def test_one_bad_loss_of_several_is_found(loss: Loss, names: list[str]) -> None:

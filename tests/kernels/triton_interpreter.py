@@ -5,12 +5,16 @@ there is none).
 The interpreter computes with numpy, which knows no bfloat16 and no float8: what it would get wrong silently is put right here
 (casts, dots) or refused (arithmetic on bfloat16 that was not cast up). Every address that a kernel loads or stores is checked
 against the tensors of its launch (triton_memory).
+
+And what it does in vain is left out, which is most of its time: checks of integer overflow whose outcome nobody looks at, the
+language replaced anew at every launch, tables of types written anew at every load, shapes spelled anew for every value.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +30,8 @@ from triton.runtime.interpreter import InterpreterError as InterpreterError
 
 from tests.kernels import triton_memory
 
-_TORCH = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
-_LARGEST = {tl.float8e4nv: 448.0, tl.float8e5: 57344.0}  # a GPU's conversion saturates
+_TORCH = {"bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}  # by Triton's names
+_LARGEST = {"fp8e4nv": 448.0, "fp8e5": 57344.0}  # a GPU's conversion saturates
 _FLOAT_ARITHMETIC = (
     "fadd",
     "fmul",
@@ -46,11 +50,12 @@ _FLOAT_ARITHMETIC = (
 )
 _COMPARISONS = ("OLT", "OGT", "OLE", "OGE", "OEQ", "ONE", "ULT", "UGT", "ULE", "UGE", "UEQ", "UNE")
 _Builder: Any = interpreter.InterpreterBuilder
+_PLAIN = frozenset({int, float, bool, str, type(None), tl.tensor, tl.dtype, tl.pointer_type, tl.block_type})  # hold no constants to unwrap
 
 
 def _widened(handle: Any) -> Any:
     """Of a type that numpy lacks → float32."""
-    kind = _TORCH.get(handle.dtype.scalar)
+    kind = _TORCH.get(handle.dtype.scalar.name)
     if kind is None:
         return handle
     bits = torch.from_numpy(np.array(handle.data, order="C"))  # a copy: what was broadcast is read-only
@@ -60,19 +65,19 @@ def _widened(handle: Any) -> Any:
 def _narrowed(handle: Any, kind: Any) -> Any:
     """float32 → a type that numpy lacks, rounded to nearest even as a GPU rounds."""
     exact = torch.from_numpy(np.array(handle.data, dtype=np.float32, order="C"))
-    if kind in _LARGEST:
-        exact = exact.clamp(-_LARGEST[kind], _LARGEST[kind])
-    bits = exact.to(_TORCH[kind]).view(torch.uint16 if kind is tl.bfloat16 else torch.uint8)
+    if kind.name in _LARGEST:
+        exact = exact.clamp(-_LARGEST[kind.name], _LARGEST[kind.name])
+    bits = exact.to(_TORCH[kind.name]).view(torch.uint16 if kind is tl.bfloat16 else torch.uint8)
     return interpreter.TensorHandle(bits.numpy(), kind)
 
 
 def _with_casts(original: Any) -> Any:
     def cast(self: Any, handle: Any, target: Any, *how: Any) -> Any:
         source, wanted = handle.dtype.scalar, target.scalar
-        if source == wanted or not (source in _TORCH or wanted in _TORCH):
+        if source == wanted or not (source.name in _TORCH or wanted.name in _TORCH):
             return original(self, handle, target, *how)
         exact = _widened(handle)
-        if wanted in _TORCH:
+        if wanted.name in _TORCH:
             return _narrowed(exact, wanted)
         return exact if wanted == tl.float32 else self.cast_impl(exact, target)
 
@@ -89,7 +94,7 @@ def _with_dots(original: Any) -> Any:
 
 def _refusing(name: str, original: Any) -> Any:
     def operation(self: Any, *handles: Any) -> Any:
-        if any(getattr(handle, "dtype", None) is not None and handle.dtype.scalar in _TORCH for handle in handles):
+        if any(getattr(handle, "dtype", None) is not None and handle.dtype.scalar.name in _TORCH for handle in handles):
             raise TypeError(f"{name} on {handles[0].dtype}: the interpreter would compute on its bits; cast to float32 first")
         return original(self, *handles)
 
@@ -108,15 +113,67 @@ def _quiet(original: Any) -> Any:
 
 
 def _patched_once(original: Any) -> Any:
-    """Triton replaces its language again at every call of a device function; once a launch is enough, and a fifth faster."""
+    """Triton replaces its language for every launch and every call of a device function, and puts it back.
+
+    Here nothing is compiled, so that it can stay replaced.
+    """
+    patched: set[frozenset[int]] = set()
 
     def patch(function: Any) -> Any:
         seen = function.__globals__
-        languages = frozenset(name for name, value in seen.items() if value is tl or value is tl.core)
-        key = frozenset(id(seen[name]) for name in languages)
-        return interpreter._LangPatchScope() if triton_memory.is_patched(key) else original(function)
+        part = frozenset(id(value) for value in seen.values() if value is tl or value is tl.core)
+        if part not in patched:
+            original(function)  # nobody restores it
+            patched.add(part)
+        return interpreter._LangPatchScope()
 
     return patch
+
+
+def _remembered(original: Any) -> Any:
+    """numpy's type of each of Triton's, which its name determines."""
+    known: dict[str, Any] = {}
+
+    def numpy_type(kind: Any) -> Any:
+        found = known.get(kind.name)
+        if found is None:
+            found = known[kind.name] = original(kind)
+        return found
+
+    return numpy_type
+
+
+def _shaped_once(original: Any) -> Any:
+    """Triton's type of blocks of one element and shape has one name, one number of elements."""
+    known: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
+
+    def construct(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, tuple(getattr(size, "value", size) for size in shape)
+        if key not in known:
+            original(self, element_ty, shape)
+            known[key] = dict(vars(self))
+        vars(self).update(known[key], element_ty=element_ty)
+
+    return construct
+
+
+def _measured_once(original: Any) -> Any:
+    """Values of one shape share the constants that tell it."""
+    known: dict[tuple[int, ...], dict[str, Any]] = {}
+
+    def construct(self: Any, handle: Any, type: Any) -> None:
+        key = tuple(type.shape) if type.is_block() else ()
+        if key not in known:
+            original(self, handle, type)
+            known[key] = dict(vars(self))
+        vars(self).update(known[key], handle=handle, type=type, dtype=type.scalar)
+
+    return construct
+
+
+def _plain_first(original: Any) -> Any:
+    """What is no constant, and no collection of them, is what it is."""
+    return lambda value: value if type(value) in _PLAIN else original(value)
 
 
 def _install() -> None:
@@ -128,6 +185,12 @@ def _install() -> None:
             continue
         setattr(_Builder, name, _refusing(name.removeprefix("create_"), getattr(_Builder, name)))
     interpreter._patch_lang = _patched_once(interpreter._patch_lang)
+    interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
+    tl.core._unwrap_if_constexpr = _plain_first(tl.core._unwrap_if_constexpr)
+    tl.block_type.__init__ = _shaped_once(tl.block_type.__init__)
+    tl.tensor.__init__ = _measured_once(tl.tensor.__init__)
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)  # it would be asserted, and without `debug` no assertion is
     interpreter.GridExecutor.__call__ = _quiet(interpreter.GridExecutor.__call__)
     triton_memory.install(interpreter)
 

@@ -49,7 +49,6 @@ class _Launch:
     ends: np.ndarray  # [n]
     loads: list[tuple[np.ndarray, int]] = field(default_factory=list)  # (addresses, bytes each)
     stores: list[tuple[np.ndarray, int]] = field(default_factory=list)
-    patched: set[frozenset[int]] = field(default_factory=set)  # parts of the language that it sees replaced
 
 
 _launches: list[_Launch] = []  # the innermost last
@@ -69,15 +68,6 @@ def counted() -> Iterator[Traffic]:
 def count_operations(number: int) -> None:
     for traffic in _counting:
         traffic.operations += number
-
-
-def is_patched(part: frozenset[int]) -> bool:
-    """Whether that part of the language is replaced for the launch at hand already; it counts as replaced afterwards."""
-    patched = _launches[-1].patched
-    if part in patched:
-        return True
-    patched.add(part)
-    return False
 
 
 def fenced(tensor: Tensor, *, front: bool = False) -> Tensor:

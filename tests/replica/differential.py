@@ -7,17 +7,22 @@ worth running (hits, preemptions, …) so that a test can be sure that it happen
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from safetensors import safe_open
 
 from replica.config import EngineConfig
 from replica.contract.messages import EngineLimits, GenerateRequest, SamplingParams
+from replica.contract.model_files import resolve
 from replica.engine import Engine
 from replica.intake import MaskOf
+from replica.models.config import read_model_config
 from replica.runner import ModelRunner
 from replica.step import Step, StepResult
 
@@ -208,6 +213,15 @@ def moved(runner: ModelRunner, steps: int) -> tuple[Answers, int]:
             first.step()
     carried = [Asked(one.prompt, one.sampling, one.choice, tuple(first.answers[n])) for n, one in enumerate(TABLE)]
     return Lab(runner, Setting()).answer(carried), sum(len(one.emitted) for one in carried)
+
+
+def parts_of(directory: Path) -> frozenset[str]:
+    """What a checkpoint's model is made of: its kinds of weights, how far its layers look back, whether its embedding is its head."""
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        weights = frozenset(re.sub(r"[0-9]+", "N", name) for name in file.keys())  # noqa: SIM118 - a handle is no dict
+    config = read_model_config(resolve(str(directory)))
+    windows = {"a window" if window else "no window" for window in config.layer_windows}
+    return weights | windows | {"a tied head" if config.tied_embeddings else "a head of its own"}
 
 
 def different(expected: Answers, got: Answers) -> list[int]:

