@@ -63,6 +63,15 @@ def names_expected_wide(architectures: Sequence[str]) -> frozenset[str]:
     return frozenset(f"{place} | {each.name} | {kernels[each.kernel]}" for place in architectures for each in wide)
 
 
+def import_once() -> None:
+    """What takes seconds, before processes fork from this one: torch, the compiler, and the digest of it that names what it makes."""
+    from triton.runtime.cache import triton_key
+
+    from bench.kernels import launches, resources, subjects  # noqa: F401
+
+    triton_key()
+
+
 def gather(architectures: Sequence[str], kernels: frozenset[str] = frozenset(), *, few: bool = False, jobs: int = 1) -> Table:
     """What all that is asked for takes, compiled by `jobs` processes."""
     table: Table = {}
@@ -70,8 +79,9 @@ def gather(architectures: Sequence[str], kernels: frozenset[str] = frozenset(), 
         for architecture in architectures:
             table |= compile_subjects(architecture, kernels, few, (0, 1))
         return table
+    import_once()
     parts = [(architecture, kernels, few, (index, jobs)) for architecture in architectures for index in range(jobs)]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
         for made in pool.map(compile_subjects, *zip(*parts, strict=True)):
             table |= made
     return table
