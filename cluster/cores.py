@@ -31,7 +31,7 @@ def yield_to_others(niceness: int = ENGINE_NICENESS) -> int:
 
 
 def threads_per_replica(cores: int, replicas: int, reserved_cpus: float) -> int:
-    """What Ray has reserved for the replica, else an equal share of the machine: more threads than cores spin against each other."""
+    """What Ray has reserved for the replica, as far as there are cores, else an equal share: more threads than cores only spin."""
     if reserved_cpus > 0:
-        return max(1, int(reserved_cpus))
+        return max(1, min(cores, int(reserved_cpus)))
     return max(1, cores // max(1, replicas))

@@ -13,6 +13,7 @@ from typing import Any
 
 from cluster import local_ray, placement, stages
 from cluster.config import Config
+from cluster.cores import usable_cores
 from cluster.environment import SPARE_PORT, haproxy_sockets
 from cluster.haproxy_state import first_choice_is_up
 from cluster.preflight import StartError
@@ -43,7 +44,8 @@ def deploy(config: Config, *, haproxy: bool) -> None:
 def check_placement(config: Config) -> None:
     """Raises StartError where the nodes there are cannot hold the ranks: Ray would wait for others without a word.
 
-    A cluster that is joined may gain nodes meanwhile: there it is a warning.
+    A cluster that is joined may gain nodes meanwhile: there it is a warning. A Ray of our own was told that it has what is asked for:
+    more than there is is a warning too.
     """
     import ray
 
@@ -52,8 +54,11 @@ def check_placement(config: Config) -> None:
     if contradiction:
         raise StartError(contradiction)
     shortage = placement.shortage(config, nodes)
-    if shortage and local_ray.joined_address(config) is None:
+    joined_address = local_ray.joined_address(config)
+    if shortage and joined_address is None:
         raise StartError(shortage)
+    if joined_address is None and (beyond := placement.overcommitment(config, usable_cores())):
+        stages.error(f"warning: {beyond}")
     if shortage:
         stages.error(f"warning: {shortage}; Ray waits until nodes with that room have joined")
 

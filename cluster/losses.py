@@ -43,5 +43,5 @@ def line(lost: tuple[Lost, ...], causes: Mapping[int, str]) -> str:
 
 
 def _part(title: str) -> str:
-    last = title.rpartition(":")[2].split()[0] if ":" in title and not title.endswith(":") else ""
+    last = title.rpartition(":")[2].split()[0].partition(".")[0] if ":" in title and not title.endswith(":") else ""
     return last if last.startswith(_OF_REPLICA) else ""

@@ -32,6 +32,14 @@ def contradiction(config: Config, cluster_gpus: float) -> str:
     return "placement_strategy SPREAD takes effect with replica_cpus or replica_gpus above 0: Ray places what reserves something"
 
 
+def overcommitment(config: Config, cores: int) -> str:
+    """What replicas reserve beyond the cores of the one machine there is, in one line; '' when they keep to them."""
+    ranks, each = config.serve.replicas * config.engine.tensor_parallel_size, config.serve.replica_cpus
+    if ranks * each <= cores:
+        return ""
+    return f"serve.replica_cpus: {ranks} rank(s) of {each:g} CPUs each share the {cores} cores of this machine"
+
+
 def shortage(config: Config, nodes: Sequence[Resources]) -> str:
     """Why these nodes cannot hold all ranks, in one line; '' when they can."""
     size, strategy = config.engine.tensor_parallel_size, config.serve.placement_strategy

@@ -140,7 +140,7 @@ class RankActors:
         try:
             ray.get(ended[0])
         except Exception as error:
-            raise RankError(f"rank {rank} failed: {last_line(error)}") from None
+            raise RankError(_failed(rank, error)) from None
         raise RankError(f"rank {rank} has stopped")
 
     async def why(self, error: Exception) -> RankError:
@@ -170,13 +170,18 @@ class RankActors:
         self.actors = []
 
 
+def _failed(rank: int, error: Exception) -> str:
+    said = last_line(error)
+    return said if said.startswith(f"rank {rank} ") else f"rank {rank} failed: {said}"
+
+
 async def _all_run(actors: list[Any]) -> None:
     """Until Ray has placed and started every rank; how long that may take is the start's own limit. Raises RankError."""
     for rank, actor in enumerate(actors, start=1):
         try:
             await actor.beat.remote()
         except Exception as error:
-            raise RankError(f"rank {rank} failed: {last_line(error)}") from None
+            raise RankError(_failed(rank, error)) from None
 
 
 def join_group(config: EngineConfig, rank: int, host: str, port: int, secret: bytes, store: Any = None) -> RankGroup:

@@ -128,7 +128,7 @@ class RankGroup:
             _set_pg_timeout(timedelta(seconds=deadline_s))  # only now: joining has a deadline of its own
         except (dist.DistError, RuntimeError, InterfaceError, AllReduceError, RunnerLost) as error:
             self.close()
-            raise GroupBroken(f"rank {rank} of {size} could not join within {join_timeout_s:g} s: {_first_line(error)}") from error
+            raise GroupBroken(f"rank {rank} of {size} could not join: {_first_line(error)}") from error
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         self._meet_once()

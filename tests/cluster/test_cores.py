@@ -14,7 +14,7 @@ from cluster.cores import threads_per_replica, usable_cores
 
 @pytest.mark.parametrize(
     ("cores", "replicas", "reserved", "threads"),
-    [(2, 1, 0.0, 2), (2, 2, 0.0, 1), (2, 8, 0.0, 1), (16, 3, 0.0, 5), (64, 2, 4.0, 4), (64, 2, 0.5, 1)],
+    [(2, 1, 0.0, 2), (2, 2, 0.0, 1), (2, 8, 0.0, 1), (16, 3, 0.0, 5), (64, 2, 4.0, 4), (64, 2, 0.5, 1), (2, 1, 100.0, 2)],
 )
 def test_threads(cores: int, replicas: int, reserved: float, threads: int) -> None:
     assert threads_per_replica(cores, replicas, reserved) == threads

@@ -23,6 +23,9 @@ def test_who_has_gone_is_told_once_and_together() -> None:
     assert losses.observe({pid: title for pid, title in all_of_them.items() if pid not in (2, 5)}) == ()
     assert losses.observe({3: REPLICA, 4: ROUTER, 9: "ray::IDLE"}) == (), "its replica ends a moment later"
     assert losses.observe({3: REPLICA, 4: ROUTER, 9: REPLICA}) == (Lost(2, "Rank1"), Lost(1, "Replica"))
+    assert losses.observe({3: REPLICA, 9: REPLICA, 10: RANK + ".__init__"}) == ()
+    losses.observe({3: REPLICA, 9: REPLICA})
+    assert losses.observe({3: REPLICA, 9: REPLICA}) == (Lost(10, "Rank1"),), "also while it starts, when its title ends with a method"
     assert losses.observe({3: REPLICA, 9: REPLICA}) == () and losses.observe({3: REPLICA, 9: REPLICA}) == (), "a router is none"
 
 

@@ -55,6 +55,13 @@ def test_more_ranks_than_devices_are_refused_in_one_line(wanted: Config, nodes: 
     assert "\n" not in problem
 
 
+def test_more_cpus_than_cores_are_told() -> None:
+    said = placement.overcommitment(config(3, replicas=2, replica_cpus=0.5), 2)
+    assert said == "serve.replica_cpus: 6 rank(s) of 0.5 CPUs each share the 2 cores of this machine"
+    assert placement.overcommitment(config(3, replicas=2, replica_cpus=0.5), 3) == ""
+    assert placement.overcommitment(config(3, replicas=2), 1) == "", "nothing is reserved"
+
+
 @pytest.mark.cluster
 @pytest.mark.alone
 @pytest.mark.slow

@@ -65,4 +65,4 @@ def test_other_weights_on_one_rank_are_refused_by_all() -> None:
 
 def test_joining_has_a_deadline() -> None:
     results = ranks.run(ranks.incomplete, 2, 1)
-    assert results == [(0, "rank 0 of 2 could not join within 2 s: rank(s) 1 have not come to 127.0.0.1 within 2 s")]
+    assert results == [(0, "rank 0 of 2 could not join: rank(s) 1 have not come to 127.0.0.1 within 2 s")]
