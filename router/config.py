@@ -70,7 +70,7 @@ class RouterConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    policy: PolicyName = Field("least_ttft", description="Choice of the replica; all but the first are baselines for comparison.")
+    policy: PolicyName = Field("least_delay", description="Choice of the replica; all but the first are baselines for comparison.")
     queue_time_slo_s: float = Field(10.0, gt=0, description="Arrival until the first step that schedules the request; beyond it, shed.")
     admission_quantile: float = Field(0.98, gt=0, lt=1, description="Quantile of the prediction that must keep the SLO.")
     queue_depth_max: int = Field(1024, ge=1, description="Requests waiting at the router.")

@@ -150,19 +150,23 @@ class Reception:
     def _overrun(
         self, service: ServiceClass, tenant: str, slo: Slo, least: RequestView, about_tokens: int, arrival_s: float, now: float
     ) -> Overrun | None:
-        """Of the least request; None where it is not hopeless."""
+        """Of the least request; None where it is not hopeless: one replica with room says all, and most often the first one has."""
         candidates = self._fleet.routable()
-        outlays = self._fleet.outlays(least, candidates, now)  # of many a sample: most often one of it has room, and all is said
-        if not outlays or any(one.is_empty for one in outlays):
+        if not candidates or any(one.view.is_empty for one in candidates):
             return None
-        self._standing.asks(slo, about_tokens, now)
         promise = self._promise(service, tenant, least.prompt_tokens, slo, arrival_s, now)
+        outlays = self._fleet.outlays(least, candidates[:1], now)
         if not self._admission.is_hopeless(promise, outlays, now):
             return None
+        if len(candidates) > 1:
+            outlays = self._fleet.outlays(least, candidates, now)  # of many a sample
+            if not self._admission.is_hopeless(promise, outlays, now):
+                return None
         if len(outlays) < len(candidates):
             outlays = self._fleet.outlays(least, candidates, now, sample=False)
-            if any(one.is_empty for one in outlays) or not self._admission.is_hopeless(promise, outlays, now):
+            if not outlays or not self._admission.is_hopeless(promise, outlays, now):
                 return None
+        self._standing.asks(slo, about_tokens, now)
         return self._admission.overrun(promise, outlays, now)
 
     def head(self, candidates: Sequence[Known], now: float) -> Admitted | None:

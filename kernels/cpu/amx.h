@@ -20,9 +20,9 @@
 // compiler, so `use` comes between what this thread has just written and their loads.
 class Registers {
    public:
-    // Rows of 0 and 1, of 2 and 3, of 4, 5; quads of bytes of K in 4 | 6, in 5 | 7. The cut that is there already costs nothing.
+    // Rows of 0, 1 and 4, of 2, 3 and 5. The cut that is there already costs nothing.
     struct Cut {
-        int low, high, fourth, fifth, depth, other_depth;
+        int low, high;
     };
     static void use(const Cut& cut) {
         asm volatile("" ::: "memory");
@@ -32,10 +32,10 @@ class Registers {
             uint16_t bytes[16] = {};
             uint8_t rows[16] = {};
         } shape;
-        const int rows[8] = {cut.low, cut.low, cut.high, cut.high, cut.fourth, cut.fifth, cut.depth, cut.other_depth};
+        const int rows[8] = {cut.low, cut.low, cut.high, cut.high, cut.low, cut.high, LANES, LANES};
         for (int i = 0; i < 8; i++) {
             shape.rows[i] = (uint8_t)rows[i];
-            shape.bytes[i] = (uint16_t)(!rows[i] ? 0 : i == 4 ? 4 * cut.depth : i == 5 ? 4 * cut.other_depth : 64);
+            shape.bytes[i] = rows[i] ? 64 : 0;
         }
         asm volatile("" ::"r"(&shape) : "memory");  // all of it, of which the intrinsic names eight bytes
         _tile_loadconfig(&shape);
@@ -49,7 +49,6 @@ class Registers {
    private:
     static inline thread_local Cut now_{};
 };
-constexpr int FULL = 16, HALF = 8;
 
 constexpr int STEP = LANES * PAIR;    // weights of a tile
 constexpr int BLOCK = 2 * LANES;      // rows that are multiplied at once
@@ -78,7 +77,7 @@ template <bool MANY, class Meanwhile>
 inline void multiply_block(const Panels& w, const uint16_t* x, int stride, int count, int from, int to, const float* start, int start_line,
                            float* out, int line, const Meanwhile& meanwhile) {
     const int low = std::min(count, LANES), high = count - low;
-    Registers::use({low, high, low, high, FULL, FULL});
+    Registers::use({low, high});
     _tile_loadd(0, start, start_line * 4);
     _tile_loadd(1, start + LANES, start_line * 4);
     if (high) {
@@ -149,30 +148,30 @@ void outputs(const Matrix& w, const Rows& x, const Range& range, int pair, Produ
     outputs_by_rows<PAIRS>(w, x, range, pair, put);
 }
 
-// A tile of 16 lines to be fetched, `ahead`, where that is another than the one in use.
-inline void fetch_tile(const uint16_t* ahead, const uint16_t* used) {
-    for (int i = 0; i < FULL && ahead != used; i++) prefetch(ahead + i * PAIR);
+// Lines to be fetched, `ahead`, where those are others than the ones in use.
+inline void fetch_lines(const uint16_t* ahead, const uint16_t* used, size_t at, int lines) {
+    for (int i = 0; i < lines && ahead != used; i++) prefetch(ahead + at + i * PAIR);
 }
 
 // q [count][D] · keys of four tiles → out [count][line].
 inline void tile_scores(const uint16_t* q, int count, const uint16_t* const* keys, const uint16_t* const* ahead, int dim, float* out, int line) {
-    Registers::use({count, count, count, count, FULL, HALF});
+    Registers::use({count, count});
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int d = 0; d < dim; d += PAIR) {
         const size_t at = (size_t)d * LANES;
-        for (int t = 0; t < 4; t++) fetch_tile(ahead[t] + at, keys[t] + at);
+        for (int t = 0; t < 4; t++) fetch_lines(ahead[t], keys[t], at, LANES);
         _tile_loadd(4, q + d, dim * 2);
         _tile_loadd(6, keys[0] + at, 64);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(6, keys[1] + at, 64);
-        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(7, keys[1] + at, 64);
+        _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(6, keys[2] + at, 64);
         _tile_dpbf16ps(2, 4, 6);
-        _tile_loadd(6, keys[3] + at, 64);
-        _tile_dpbf16ps(3, 4, 6);
+        _tile_loadd(7, keys[3] + at, 64);
+        _tile_dpbf16ps(3, 4, 7);
     }
     _tile_stored(0, out, line * 4);
     _tile_stored(1, out + LANES, line * 4);
@@ -180,10 +179,10 @@ inline void tile_scores(const uint16_t* q, int count, const uint16_t* const* key
     _tile_stored(3, out + 3 * LANES, line * 4);
 }
 
-// sums [count][D] += weights [count][line] · values of the tiles, 64 of D at once, or 32.
+// sums [count][D] += weights [count][line] · values of the tiles, which follow one another by twos; 32 tokens and 64 of D at once, or 32.
 inline void tile_weigh(const uint16_t* weights, int line, int count, const uint16_t* const* values, const uint16_t* const* ahead, int tiles,
                        int dim, float* sums) {
-    Registers::use({count, count, count, count, FULL, HALF});
+    Registers::use({count, count});
     for (int d = 0; d < dim; d += 2 * PAIR) {
         const bool is_whole = d + PAIR < dim;
         float* const to = sums + d;
@@ -193,19 +192,20 @@ inline void tile_weigh(const uint16_t* weights, int line, int count, const uint1
             _tile_loadd(2, to + 2 * LANES, dim * 4);
             _tile_loadd(3, to + 3 * LANES, dim * 4);
         }
-        for (int t = 0; t < tiles; t++) {
-            const uint16_t* at = values[t] + d * 2;
-            for (int i = 0; i <= is_whole; i++) fetch_tile(ahead[t] + (size_t)(d + i * PAIR) * LANES, values[t] + (size_t)(d + i * PAIR) * LANES);
+        for (int t = 0; t < tiles; t += 2) {
+            const uint16_t* const at = values[t] + d * 2;
+            for (int i = t; i < t + 2; i++) fetch_lines(ahead[i], values[i], (size_t)d * LANES, is_whole ? 2 * LANES : LANES);
             _tile_loadd(5, weights + t * LANES, line * 2);
             _tile_loadd(7, at, dim * 4);
             _tile_dpbf16ps(0, 5, 7);
-            _tile_loadd(7, at + PAIR, dim * 4);
-            _tile_dpbf16ps(1, 5, 7);
-            if (!is_whole) continue;
-            _tile_loadd(7, at + 2 * PAIR, dim * 4);
-            _tile_dpbf16ps(2, 5, 7);
-            _tile_loadd(7, at + 3 * PAIR, dim * 4);
-            _tile_dpbf16ps(3, 5, 7);
+            _tile_loadd(6, at + PAIR, dim * 4);
+            _tile_dpbf16ps(1, 5, 6);
+            if (is_whole) {
+                _tile_loadd(7, at + 2 * PAIR, dim * 4);
+                _tile_dpbf16ps(2, 5, 7);
+                _tile_loadd(6, at + 3 * PAIR, dim * 4);
+                _tile_dpbf16ps(3, 5, 6);
+            }
         }
         _tile_stored(0, to, dim * 4);
         _tile_stored(1, to + LANES, dim * 4);

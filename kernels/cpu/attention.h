@@ -7,7 +7,7 @@
 // that of its weights.
 //
 // Operations: 4 · D for each query head and key, bytes: 4 · D (int8: 2 · D + 4) for each KV head and key, once for all query heads that share it and
-// up to 48 queries of a chunk. What masks a key adds exact zeros, so a query's result does not depend on its neighbours in the block.
+// up to 96 queries of a chunk. What masks a key adds exact zeros, so a query's result does not depend on its neighbours in the block.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -15,10 +15,11 @@
 
 #include "amx.h"
 
-constexpr int KEYS = 64;          // of a block
-constexpr int TILE = LANES;       // tokens of a tile
-constexpr int BLOCK_ROWS = 48;    // queries (token and head) that share a pass over the keys, at least one token's
-constexpr float NOTHING = -1e30f; // below any score, and finite: the difference of two is not NaN
+constexpr int KEYS = 64;           // of a block
+constexpr int TILE = LANES;        // tokens of a tile
+constexpr int BLOCK_ROWS = 96;     // queries (token and head) that share a pass over the keys, at least one token's
+constexpr float NOTHING = -1e30f;  // below any score, and finite: the difference of two is not NaN
+constexpr float LARGE = 1e12f;     // of 64 weights: sums stay far from infinity
 
 struct Cache {  // one layer's pages
     uint8_t* pages;
@@ -81,46 +82,68 @@ struct Span {  // some tokens of one row, for one KV head
     float scale;
 };
 
-struct AttentionScratch {  // of one thread
-    Lines<float> sums, top, mass;
-    alignas(64) float scales[2][KEYS];  // of a block's keys and values
-    Lines<uint16_t> wide;  // its keys and values, from int8
-    void fit(int rows, int dim, bool is_int8) {
-        sums.resize((size_t)rows * dim), top.resize(rows), mass.resize((size_t)rows * LANES);
-        if (is_int8) wide.resize((size_t)2 * KEYS * dim);
-    }
-};
+#ifdef __AMX_BF16__
+constexpr int QUERY_ROWS = LANES;  // that share a pass over a block: those of a tile
+#else
+constexpr int QUERY_ROWS = 6;  // that share a pass over a block: with four tiles of keys 24 chains
+#endif
 
 struct Block {  // of keys and values: its tiles, and those to fetch meanwhile, which are its own where nothing is to be fetched
     int first, tiles;
     const uint16_t *keys[4], *values[4], *keys_ahead[4], *values_ahead[4];
-
-    void point(int t, const uint8_t* tile, const uint8_t* ahead, size_t side) {
-        keys[t] = (const uint16_t*)tile, values[t] = (const uint16_t*)(tile + side);
-        keys_ahead[t] = (const uint16_t*)ahead, values_ahead[t] = (const uint16_t*)(ahead + side);
-    }
+    alignas(64) float scales[2][KEYS];  // of int8
+    Lines<uint16_t> own;                // values of all tiles together, then keys from int8
 };
 
-// Tile t of a block from an int8 cache, and its scales.
-inline const uint8_t* widened(const Cache& cache, const uint8_t* tile, int t, AttentionScratch& scratch) {
-    const int count = 2 * TILE * cache.dim;
-    uint16_t* const to = &scratch.wide[(size_t)t * count];
-    for (int i = 0; i < count; i += 64) widen(to + i, (const int8_t*)tile + i);
-    for (int side = 0; side < 2; side++) store(scratch.scales[side] + t * TILE, from_bf16((const uint16_t*)(tile + count) + side * TILE));
-    return (const uint8_t*)to;
+struct AttentionScratch {  // of one thread
+    Block block;
+    Lines<float> scores, sums, level, mass;  // scores become weights in bf16 where they lie
+    void fit(int rows, int dim) {
+        scores.resize((size_t)rows * KEYS), sums.resize((size_t)rows * dim), mass.resize((size_t)rows * LANES);
+        level.resize(rows), block.own.resize((size_t)2 * KEYS * dim);
+    }
+    uint16_t* weights(int row) { return (uint16_t*)&scores[(size_t)row * KEYS]; }
+};
+constexpr int WEIGHTS = 2 * KEYS;  // from the weights of a query to the next one's
+
+// Tile t of a block, `at` in the cache, and the one to be fetched meanwhile.
+inline void point(const Cache& cache, const uint8_t* at, const uint8_t* ahead, int t, Block& block) {
+    const int size = TILE * cache.dim;
+    block.keys[t] = (const uint16_t*)at, block.keys_ahead[t] = (const uint16_t*)ahead;
+    block.values[t] = (const uint16_t*)(at + cache.side()), block.values_ahead[t] = (const uint16_t*)(ahead + cache.side());
+    if (!cache.is_int8) return;
+    // The tile to fetch is as long as keys in bf16, and its scales.
+    uint16_t* const keys = &block.own[(size_t)t * size] + KEYS * cache.dim;
+    for (int i = 0; i < size; i += 64) widen(keys + i, (const int8_t*)at + i);
+    for (int side = 0; side < 2; side++) store(block.scales[side] + t * TILE, from_bf16((const uint16_t*)(at + 2 * size) + side * TILE));
+    if (ahead != at) prefetch(ahead + 2 * size);
+    else block.keys_ahead[t] = keys;
+    block.keys[t] = keys;
+}
+
+// The values of a block together: those from int8 are widened, and AMX sums over the tokens of two tiles at once.
+inline void gather_values(const Cache& cache, Block& block) {
+    const int size = TILE * cache.dim;
+    for (int t = 0; t < KEYS / TILE && (cache.is_int8 || QUERY_ROWS == LANES); t++) {
+        uint16_t* const values = &block.own[(size_t)t * size];
+        for (int i = 0; cache.is_int8 && i < size; i += 64) widen(values + i, (const int8_t*)block.values[t] + i);
+        for (int i = 0; !cache.is_int8 && i < size; i += PAIR) store_i(values + i, load_i(block.values[t] + i));
+        if (cache.is_int8 || block.values_ahead[t] == block.values[t]) block.values_ahead[t] = values;
+        block.values[t] = values;
+    }
 }
 
 // q · k of R queries with the keys of a block → out [R][64].
 template <int R>
-inline void scores(const Span& span, int row, const Block& block, int dim, float* out) {
+inline void scores(const uint16_t* queries, const Block& block, const uint16_t* const* ahead, int dim, float* out) {
     const uint32_t* q[R];
-    for (int i = 0; i < R; i++) q[i] = (const uint32_t*)(span.queries + (size_t)(row + i) * dim);
+    for (int i = 0; i < R; i++) q[i] = (const uint32_t*)(queries + (size_t)i * dim);
     F acc[R][4];
     for (int i = 0; i < R; i++)
         for (int t = 0; t < 4; t++) acc[i][t] = zero();
     for (int d = 0; d < dim / 2; d++) {
         I key[4];
-        for (int t = 0; t < 4; t++) key[t] = load_i(block.keys[t] + (size_t)d * PAIR), prefetch(block.keys_ahead[t] + (size_t)d * PAIR);
+        for (int t = 0; t < 4; t++) key[t] = load_i(block.keys[t] + (size_t)d * PAIR), prefetch(ahead[t] + (size_t)d * PAIR);
 #pragma GCC unroll 6
         for (int i = 0; i < R; i++) {
             const I value = all_i(q[i][d]);
@@ -131,22 +154,22 @@ inline void scores(const Span& span, int row, const Block& block, int dim, float
         for (int t = 0; t < 4; t++) store(out + i * KEYS + t * LANES, acc[i][t]);
 }
 
-// sums [R][D] · fade + weights [R][64] · values.
+// sums [R][D] += weights · values.
 template <int R>
-inline void weigh(const uint16_t* weights, const float* fade, const Block& block, int dim, float* sums) {
+inline void weigh(const uint16_t* weights, const Block& block, const uint16_t* const* ahead, int dim, float* sums) {
     for (int d = 0; d < dim; d += 2 * LANES) {
         F acc[R][2];
         for (int i = 0; i < R; i++)
-            for (int c = 0; c < 2; c++) acc[i][c] = mul(load(sums + (size_t)i * dim + d + c * LANES), all(fade[i]));
+            for (int c = 0; c < 2; c++) acc[i][c] = load(sums + (size_t)i * dim + d + c * LANES);
         for (int t = 0; t < block.tiles; t++) {
             for (int pair = 0; pair < TILE / 2; pair++) {
                 const size_t at = ((size_t)pair * dim + d) * 2;
                 const I a = load_i(block.values[t] + at), b = load_i(block.values[t] + at + PAIR);
-                prefetch(block.values_ahead[t] + at), prefetch(block.values_ahead[t] + at + PAIR);
+                prefetch(ahead[t] + at), prefetch(ahead[t] + at + PAIR);
 #pragma GCC unroll 6
                 for (int i = 0; i < R; i++) {
                     uint32_t two;
-                    std::memcpy(&two, weights + i * KEYS + t * TILE + pair * 2, 4);
+                    std::memcpy(&two, weights + i * WEIGHTS + t * TILE + pair * 2, 4);
                     const I weight = all_i(two);
                     acc[i][0] = dot_bf16(acc[i][0], a, weight);
                     acc[i][1] = dot_bf16(acc[i][1], b, weight);
@@ -158,100 +181,99 @@ inline void weigh(const uint16_t* weights, const float* fade, const Block& block
     }
 }
 
+// Scores of `count` queries from `row` on, and the sums of their weights. Those who come first fetch for all.
+inline void find_scores(const Span& span, int row, int count, int dim, AttentionScratch& scratch) {
+    const Block& block = scratch.block;
+    const uint16_t* const queries = span.queries + (size_t)row * dim;
+    const uint16_t* const* const ahead = row ? block.keys : block.keys_ahead;
+    float* const out = &scratch.scores[(size_t)row * KEYS];
 #ifdef __AMX_BF16__
-constexpr int QUERY_ROWS = LANES;  // that share a pass over a block: those of a tile
-
-inline void block_scores(const Span& span, int row, int count, const Block& block, int dim, float* out) {
-    tile_scores(span.queries + (size_t)row * dim, count, block.keys, block.keys_ahead, dim, out, KEYS);
-}
-
-inline void block_sums(const uint16_t* weights, const float* fade, int count, const Block& block, int dim, float* sums) {
-    for (int i = 0; i < count; i++)
-        for (float *sum = sums + (size_t)i * dim, *end = sum + dim; fade[i] != 1 && sum < end; sum += LANES) store(sum, mul(load(sum), all(fade[i])));
-    tile_weigh(weights, KEYS, count, block.values, block.values_ahead, block.tiles, dim, sums);
-}
+    tile_scores(queries, count, block.keys, ahead, dim, out, KEYS);
 #else
-constexpr int QUERY_ROWS = 6;  // that share a pass over a block: with four tiles of keys 24 chains
-
-inline void block_scores(const Span& span, int row, int count, const Block& block, int dim, float* out) {
     static constexpr auto of = []<int... I>(std::integer_sequence<int, I...>) { return std::array{scores<I + 1>...}; }(std::make_integer_sequence<int, QUERY_ROWS>());
-    of[count - 1](span, row, block, dim, out);
-}
-
-inline void block_sums(const uint16_t* weights, const float* fade, int count, const Block& block, int dim, float* sums) {
-    static constexpr auto of = []<int... I>(std::integer_sequence<int, I...>) { return std::array{weigh<I + 1>...}; }(std::make_integer_sequence<int, QUERY_ROWS>());
-    of[count - 1](weights, fade, block, dim, sums);
-}
+    of[count - 1](queries, block, ahead, dim, out);
 #endif
+}
 
-// Of one query: scores of a block's keys → weights in bf16, and what its sums fade by. see(v, otherwise, tile) masks; scales may be null.
+inline void add_values(int row, int count, int dim, AttentionScratch& scratch) {
+    const Block& block = scratch.block;
+    const uint16_t* const* const ahead = row ? block.values : block.values_ahead;
+    float* const sums = &scratch.sums[(size_t)row * dim];
+#ifdef __AMX_BF16__
+    tile_weigh(scratch.weights(row), WEIGHTS, count, block.values, ahead, block.tiles, dim, sums);
+#else
+    static constexpr auto of = []<int... I>(std::integer_sequence<int, I...>) { return std::array{weigh<I + 1>...}; }(std::make_integer_sequence<int, QUERY_ROWS>());
+    of[count - 1](scratch.weights(row), block, ahead, dim, sums);
+#endif
+}
+
+// Of one query: scores of a block's keys → weights 2^(score · unit - level) in bf16 where they lie, and their mass. The level is the highest
+// score of the first block seen, and of a later one whose weights would be large: only then is it looked for, and what was summed fades.
+// see(v, otherwise, tile) masks.
 template <class See>
-inline void soften(const float* score, const float (*scales)[KEYS], float unit, const See& see, float& highest, float* mass, float& fade,
-                   uint16_t* weights) {
-    F s[KEYS / TILE], most = all(NOTHING);
+inline void soften(int row, int dim, const float (*scales)[KEYS], float unit, const See& see, AttentionScratch& scratch) {
+    float *const score = &scratch.scores[(size_t)row * KEYS], *const mass = &scratch.mass[(size_t)row * LANES], &level = scratch.level[row];
+    F s[KEYS / TILE], p[KEYS / TILE];
     for (int t = 0; t < KEYS / TILE; t++) {
         s[t] = load(score + t * TILE);
         if (scales) s[t] = mul(s[t], load(scales[0] + t * TILE));
-        most = greatest(most, see(s[t], all(NOTHING), t));
     }
-    const float before = highest;
-    highest = std::max(before, ::top(most));
-    fade = before == highest ? 1 : std::exp2((before - highest) * unit);
-    const F by = all(unit), least = all(-highest * unit);
-    F total = mul(load(mass), all(fade));
-    for (int t = 0; t < KEYS / TILE; t++) {
-        const F p = see(decay(fma(s[t], by, least)), zero(), t);
-        total = add(total, p);
-        store_bf16(weights + t * TILE, scales ? mul(p, load(scales[1] + t * TILE)) : p);
+    const auto weigh = [&] {
+        for (int t = 0; t < KEYS / TILE; t++) p[t] = see(decay(fma(s[t], all(unit), all(level))), zero(), t);
+        return add(add(p[0], p[1]), add(p[2], p[3]));
+    };
+    F total = weigh();
+    if (at_least(total, all(LARGE))) [[unlikely]] {
+        F most = all(NOTHING);
+        for (int t = 0; t < KEYS / TILE; t++) most = greatest(most, see(s[t], all(NOTHING), t));
+        const float before = level;
+        level = -::top(most) * unit;
+        const F fade = all(std::exp2(level - before));
+        store(mass, mul(load(mass), fade));
+        for (float *sum = &scratch.sums[(size_t)row * dim], *end = sum + dim; sum < end; sum += LANES) store(sum, mul(load(sum), fade));
+        total = weigh();
     }
-    store(mass, total);
+    store(mass, add(load(mass), total));
+    for (int t = 0; scales && t < KEYS / TILE; t++) p[t] = mul(p[t], load(scales[1] + t * TILE));
+    for (int t = 0; t < KEYS / TILE; t += 2) store_bf16(scratch.weights(row) + t * TILE, p[t], p[t + 1]);
 }
 
-// One block of keys for `count` queries from `row` on.
-inline void attend_block(const Span& span, int row, int count, const Block& block, int dim, bool is_int8, AttentionScratch& scratch) {
-    alignas(64) float score[QUERY_ROWS * KEYS];
-    alignas(64) uint16_t weights[QUERY_ROWS * KEYS];
-    float fade[QUERY_ROWS];
-    block_scores(span, row, count, block, dim, score);
+inline void soften(const Span& span, int row, int count, int dim, bool is_int8, AttentionScratch& scratch) {
+    const Block& block = scratch.block;
     const float unit = span.scale * 1.4426950409f;
-    for (int i = 0; i < count; i++) {
-        const int end = span.position + (row + i) / span.heads + 1 - block.first, begin = span.window ? std::max(0, end - span.window) : 0;
-        const auto one = [&](const auto& see) {
-            soften(score + i * KEYS, is_int8 ? scratch.scales : nullptr, unit, see, scratch.top[row + i], &scratch.mass[(size_t)(row + i) * LANES],
-                   fade[i], weights + i * KEYS);
-        };
+    for (int end_row = row + count; row < end_row; row++) {
+        const int end = span.position + row / span.heads + 1 - block.first, begin = span.window ? std::max(0, end - span.window) : 0;
+        const auto one = [&](const auto& see) { soften(row, dim, is_int8 ? block.scales : nullptr, unit, see, scratch); };
         if (begin == 0 && end >= KEYS) one([](F v, F, int) { return v; });
         else one([&](F v, F otherwise, int t) { return between(v, otherwise, begin - t * TILE, end - t * TILE); });
     }
-    block_sums(weights, fade, count, block, dim, &scratch.sums[(size_t)row * dim]);
 }
 
 // put(row, out [D]) for each query of the span, rows in the order (token, head).
 template <class Put>
 void attend(const Cache& cache, const Span& span, AttentionScratch& scratch, const Put& put) {
     const int rows = span.tokens * span.heads, dim = cache.dim, last = span.position + span.tokens - 1;
+    const int passes = (rows + QUERY_ROWS - 1) / QUERY_ROWS, each = (rows + passes - 1) / passes;
     std::fill_n(scratch.sums.data(), (size_t)rows * dim, 0.0f);
     std::fill_n(scratch.mass.data(), (size_t)rows * LANES, 0.0f);
-    std::fill_n(scratch.top.data(), rows, NOTHING);
+    std::fill_n(scratch.level.data(), rows, -NOTHING);
     const int from = span.window ? std::max(0, span.position - span.window + 1) / KEYS * KEYS : 0;
     for (int first = from; first <= last; first += KEYS) {
-        Block block{first, std::min(KEYS / TILE, (last - first) / TILE + 1), {}, {}, {}, {}};
+        Block& block = scratch.block;
+        block.first = first, block.tiles = std::min(KEYS / TILE, (last - first) / TILE + 1);
         for (int t = 0; t < KEYS / TILE; t++) {  // behind the last tile: the first once more, computed in vain and masked
             const int position = first + (t < block.tiles ? t : 0) * TILE, next = first + KEYS + t * TILE;
-            const uint8_t *tile = cache.tile(span.table, span.head, position), *ahead = next <= last ? cache.tile(span.table, span.head, next) : tile;
-            if (cache.is_int8) {  // the tile to fetch is as long as keys in bf16, and its scales
-                const uint8_t* const wide = widened(cache, tile, t, scratch);
-                block.point(t, wide, wide, cache.dim * TILE * sizeof(uint16_t));
-                if (ahead != tile) block.keys_ahead[t] = (const uint16_t*)ahead, prefetch(ahead + 2 * cache.side());
-                continue;
-            }
-            block.point(t, tile, ahead, cache.side());
+            const uint8_t* const tile = cache.tile(span.table, span.head, position);
+            point(cache, tile, next <= last ? cache.tile(span.table, span.head, next) : tile, t, block);
         }
-        for (int row = 0, left = (rows + QUERY_ROWS - 1) / QUERY_ROWS; left; left--) {
-            const int count = (rows - row + left - 1) / left;
-            attend_block(span, row, count, block, dim, cache.is_int8, scratch);
-            std::copy(block.keys, block.keys + 4, block.keys_ahead), std::copy(block.values, block.values + 4, block.values_ahead);
-            row += count;
+        // By turns, so that units of the CPU work side by side.
+        const auto count = [&](int row) { return std::min(each, rows - row); };
+        find_scores(span, 0, count(0), dim, scratch);
+        for (int row = 0; row < rows; row += each) {
+            soften(span, row, count(row), dim, cache.is_int8, scratch);
+            if (!row) gather_values(cache, block);
+            if (row + each < rows) find_scores(span, row + each, count(row + each), dim, scratch);
+            add_values(row, count(row), dim, scratch);
         }
     }
     for (int row = 0; row < rows; row++) {

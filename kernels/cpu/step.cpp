@@ -100,7 +100,7 @@ class Decoder {
         span_tokens_ = std::max(1, BLOCK_ROWS / heads_per_kv_);
         qkv_width_ = (m_.heads + 2 * m_.kv_heads) * m_.dim;
         for (Own& own : thread_) {
-            own.line.resize(std::max(m_.hidden, m_.dim)), own.attention.fit(span_tokens_ * heads_per_kv_, m_.dim, m_.int8_cache);
+            own.line.resize(std::max(m_.hidden, m_.dim)), own.attention.fit(span_tokens_ * heads_per_kv_, m_.dim);
             own.product.fit();
             own.normed.reserve(FEW, m_.hidden, has_bf16_, has_quantised_);
         }

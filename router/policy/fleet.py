@@ -27,6 +27,7 @@ from router.policy.prefix_match import PrefixMatch
 from router.policy.report_check import Lies, limits_fault, load_fault
 from router.policy.request_view import RequestView
 from router.policy.scoring import Candidate
+from router.policy.utilisation import Utilisation
 
 SCORED_MAX = 16  # above it: the longest hits and a random sample, so that the cost of a choice does not grow with the fleet
 HIT_S = 300.0  # a prefix that was found counts for so long, and at most twice as long
@@ -43,6 +44,7 @@ class Fleet:
         self.index = PrefixIndex(prefix_index_bytes_max)
         self.output_length = OutputLength()
         self._popularity = Popularity()
+        self._utilisation = Utilisation()
         self._known: dict[str, Known] = {}
         self._routable: list[Known] | None = None  # None: to be found again, somebody's state has changed
         self._random = Random(seed)
@@ -188,6 +190,8 @@ class Fleet:
             )
         )
         self.index.dispatched(incarnation, attempt, request.block_keys, expected.cached_tokens // limits.block_size)
+        # the other routers are as busy: each sees its own work only
+        self._utilisation.add(expected.new_tokens * expected.token_s * max(1, known.routers), now)
         known.health.work(True, now)
         known.health.expect(outlook(known.view, self.output_length.mean, now).step_s)
         if expected.shared_blocks:
@@ -238,6 +242,7 @@ class Fleet:
         uses = self._popularity.uses(request.block_keys[shared - 1], now) if shared else 0.0
         if sample and len(candidates) > SCORED_MAX:
             candidates = likely(candidates, _holders(self, match), SCORED_MAX, self._random)
+        utilisation = self._utilisation.of(len(self.routable()), now)
         found: list[Outlay] = []
         for known in candidates:
             view = known.view
@@ -256,6 +261,7 @@ class Fleet:
                 keeps_tpot=slo_s is None or expected.tpot_s <= slo_s,
                 is_stale=view.is_stale(now),
                 tiebreak=known.order,
+                utilisation=utilisation,
             )
             found.append(Outlay(candidate, known.calibrations.wait, ttfts, view.is_empty))
         return found

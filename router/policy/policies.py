@@ -8,9 +8,10 @@ from typing import Literal
 from router.policy.affinity_policies import LongestPrefix, RayPrefix, SglangCacheAware
 from router.policy.cost_policies import DynamoCost, LlmdWeights, LMetric
 from router.policy.load_policies import AnyReplica, LeastRequests, PowerOfTwo, RoundRobin
-from router.policy.scoring import LeastTtft, Policy
+from router.policy.scoring import LeastDelay, LeastTtft, Policy
 
 PolicyName = Literal[
+    "least_delay",
     "least_ttft",
     "random",
     "round_robin",
@@ -24,6 +25,7 @@ PolicyName = Literal[
     "lmetric",
 ]
 _MAKERS: dict[PolicyName, Callable[[int], Policy]] = {
+    "least_delay": LeastDelay,
     "least_ttft": LeastTtft,
     "random": AnyReplica,
     "round_robin": RoundRobin,

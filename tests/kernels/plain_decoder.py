@@ -36,6 +36,7 @@ class Sizes:
     windows: tuple[int, ...] = (0, 0)
     tied: bool = True
     int8_cache: bool = False
+    sharpness: float = 1.0  # of attention: what its scores are multiplied by, beside the usual scale
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ def build(sizes: Sizes, seed: int = 0) -> Plain:
         matrices["head"] = matrices["embedding"]
     angles = torch.arange(POSITIONS).double()[:, None] / 100 ** (torch.arange(sizes.dim // 2) / (sizes.dim // 2))
     cosine, sine = angles.cos().float(), angles.sin().float()
-    model = DecoderModel(sizes.heads, layers, embedding, vector("norm", sizes.hidden), head, 1e-5, sizes.dim**-0.5, cosine, sine)
+    model = DecoderModel(
+        sizes.heads, layers, embedding, vector("norm", sizes.hidden), head, 1e-5, sizes.dim**-0.5 * sizes.sharpness, cosine, sine
+    )
     return Plain(sizes, model, matrices, vectors)
 
 
@@ -122,7 +125,7 @@ def logits_of(plain: Plain, tokens: list[int]) -> Tensor:
             q, k = norm(q, f"{i}.query_norm"), norm(k, f"{i}.key_norm")
         q, k = turned(q), turned(k)
         k, v = (part.repeat_interleave(s.heads // s.kv_heads, dim=1) for part in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * s.dim**-0.5
+        scores = torch.einsum("qhd,khd->hqk", q, k) * s.dim**-0.5 * s.sharpness
         distance = positions[:, None] - positions
         hidden_keys = (distance < 0) | ((distance >= s.windows[i]) if s.windows[i] else torch.zeros_like(distance, dtype=torch.bool))
         weights = scores.masked_fill(hidden_keys, -torch.inf).softmax(-1)

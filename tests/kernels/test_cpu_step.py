@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,9 @@ KINDS = [Sizes(), Sizes(kind="q8", bias=True), Sizes(kind="q4", tied=False)]
 LONG_SUMS = [Sizes(kind=kind, hidden=640, width=1184, layers=1, windows=(0,), bias=True) for kind in ("bf16", "q8", "q4")]
 INT8_CACHES = [Sizes(int8_cache=True), Sizes(int8_cache=True, windows=(40, 0), heads=8, kv_heads=1, dim=64, vocab=160)]
 INT8_CACHE_ERROR_MAX = 2e-2
+# Scores of hundreds: keys of a later block outweigh all before by e^28 and more.
+SHARP = Sizes(sharpness=80.0, layers=1, windows=(0,), dim=64)
+SHARP_ERROR_MAX = 6e-2  # a rounding of such a score changes its weight by half
 
 
 def tokens_of(count: int, vocab: int, seed: int = 0) -> list[int]:
@@ -67,6 +71,15 @@ def test_a_product_is_exact_but_for_the_rounding_of_its_input(sizes: Sizes) -> N
         rounded = ((groups / scale).round() * scale).flatten(-2).double()
     meant = rounded @ plain.matrices["head"].T
     assert relative_error(Sequences(plain, ISA).decoder.logits(hidden), meant) < 3e-4  # some inputs lie between two roundings
+
+
+def test_logits_where_later_keys_outweigh_all_before() -> None:
+    assert ISA is not None
+    tokens, sequences = tokens_of(280, SHARP.vocab), Sequences(build(SHARP), ISA)
+    found = sequences.step([(tokens, 0, sequences.table())]).logits
+    assert relative_error(found, logits_of(build(SHARP), tokens)) < SHARP_ERROR_MAX
+    other = logits_of(build(replace(SHARP, sharpness=20.0)), tokens)  # the control: weights that are blurred are seen
+    assert relative_error(found, other) > SHARP_ERROR_MAX
 
 
 def test_another_window_is_another_result() -> None:
@@ -116,7 +129,7 @@ def test_the_same_bits_whatever_the_chunks(sizes: Sizes) -> None:
     same_bits(sizes, 150, (1, 7, 16, 61))
 
 
-@pytest.mark.parametrize("sizes", [*LONG_SUMS, MISTRAL, *INT8_CACHES], ids=str)
+@pytest.mark.parametrize("sizes", [*LONG_SUMS, MISTRAL, SHARP, *INT8_CACHES], ids=str)
 def test_the_same_bits_where_sums_and_keys_are_taken_in_parts(sizes: Sizes) -> None:
     """K and contexts longer than what is multiplied at once."""
     same_bits(sizes, 280, (7, 33, 200))
@@ -230,10 +243,10 @@ def test_other_instructions_compute_the_same_model(name: str) -> None:
     isa, reason = library_or_reason(name)
     if isa is None or isa is ISA:
         pytest.skip(reason or f"{name} is the best this CPU has: all other tests here run on it")
-    for sizes in [QWEN2, QWEN3, MISTRAL, *KINDS, *INT8_CACHES]:
-        plain, tokens = build(sizes), tokens_of(90, sizes.vocab)
+    for sizes in [QWEN2, QWEN3, MISTRAL, SHARP, *KINDS, *INT8_CACHES]:
+        plain, tokens = build(sizes), tokens_of(150, sizes.vocab)
         sequences = Sequences(plain, isa)
-        whole = in_chunks(sequences, tokens, 90)
-        most = INT8_CACHE_ERROR_MAX if sizes.int8_cache else RELATIVE_ERROR_MAX[sizes.kind]
+        whole = in_chunks(sequences, tokens, 150)
+        most = SHARP_ERROR_MAX if sizes is SHARP else INT8_CACHE_ERROR_MAX if sizes.int8_cache else RELATIVE_ERROR_MAX[sizes.kind]
         assert relative_error(whole, logits_of(plain, tokens)) < most
         assert torch.equal(in_chunks(sequences, tokens, 7), whole)

@@ -101,12 +101,19 @@ def test_of_many_replicas_a_few_are_asked_and_all_before_anyone_is_refused(monke
 
     monkeypatch.setattr(fleet, "outlays", counted)
     assert reception.foresee(world.now, None, 400, world.now) is None
-    assert len(asked) == 1 and asked[0] <= 16
+    assert asked == [1], "one that has room says all"
     monkeypatch.setattr(Admission, "is_hopeless", lambda self, promise, outlays, now: len(outlays) <= 16)
     assert reception.foresee(world.now, None, 400, world.now) is None, "those asked have no hope, another one has"
-    assert asked[1:] == [asked[0], 40]
+    one, few, all_of_them = asked[1:]
+    assert one == 1 < few <= 16 and all_of_them == 40
     monkeypatch.setattr(Admission, "is_hopeless", lambda self, promise, outlays, now: True)
     assert reception.foresee(world.now, None, 400, world.now) is not None
+    asked.clear()
+    last = fleet.all()[-1].view
+    last.report(msgspec.structs.replace(last.load, running=0, waiting=0), (*last.pending,), world.now)
+    last.accepted.clear()
+    reception.foresight.forget()
+    assert reception.foresee(world.now, None, 400, world.now) is None and not asked, "an empty one takes anything: nobody is asked"
 
 
 def full_world() -> World:

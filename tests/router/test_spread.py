@@ -209,7 +209,7 @@ def test_decisions_say_why_and_what_came_of_it() -> None:
     for one in last:
         candidates = {each["replica"]: each for each in one["candidates"]}  # type: ignore[attr-defined]
         chosen = candidates[one["replica"]]
-        assert one["verdict"] == "admitted" and one["reason"] in ("least_ttft", "tie")
+        assert one["verdict"] == "admitted" and one["reason"] in ("least_delay", "tie")
         assert set(candidates) == {"r0", "r1"}
         actual = one["actual"]
         assert isinstance(actual, dict) and actual["hit_tokens"] == chosen["hit_tokens"] == 192
