@@ -2,6 +2,7 @@
 
     python -m tests.whole_suite [pytest's arguments]
 
+What Python has compiled is kept beside the sources, also where PYTHONDONTWRITEBYTECODE is set: these are hundreds of processes.
 The stack of mocks waits most of the time, for Ray and for processes that start, and is not asked for speed. Two stacks that compute, on
 two cores, would be a test of the machine. The status is 0, or pytest's of the first part that failed; what comes after it does not run.
 SIGINT and SIGTERM interrupt the tests, which end what they have started.
@@ -24,6 +25,12 @@ NOTHING_CHOSEN = 5  # of pytest: the arguments chose no test of this part
 WORKERS = ("-n", "2", "--dist", "worksteal")
 
 
+def environment(marks: str) -> dict[str, str]:
+    """Of one part. Where two processes compute, further threads of either would only wait for one another, and burn time at it."""
+    found = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {"OMP_NUM_THREADS": "1", **found} if marks == WITHOUT_RAY else found
+
+
 def start(marks: str, *arguments: str, output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
     """In a process group of its own, so that an interrupt reaches the workers of a part too."""
     return subprocess.Popen(
@@ -31,6 +38,7 @@ def start(marks: str, *arguments: str, output: IO[bytes] | None = None) -> subpr
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
+        env=environment(marks),
         process_group=0,
     )
 

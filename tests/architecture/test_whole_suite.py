@@ -64,6 +64,18 @@ def test_a_part_that_fails_is_the_end(monkeypatch: pytest.MonkeyPatch, of_parts:
     assert sorted(started) == sorted(ran)
 
 
+def test_only_where_two_processes_compute_each_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [whole_suite.environment(part).get("OMP_NUM_THREADS") for part in PARTS] == ["1", None, None]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert [whole_suite.environment(part)["OMP_NUM_THREADS"] for part in PARTS] == ["3"] * 3, "who says how many means it"
+
+
+def test_what_is_compiled_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert not any("PYTHONDONTWRITEBYTECODE" in whole_suite.environment(part) for part in PARTS)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_reaches_every_part(tmp_path: Path, number: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
