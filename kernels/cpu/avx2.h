@@ -20,7 +20,10 @@ constexpr int HALF = LANES / 2;
 struct Ahead {
     const char* from;
     int step;
-    void fetch() { prefetch(from), from += step; }
+    void fetch(size_t far = 0, int panels = 1) {
+        for (int i = 0; i < panels; i++) prefetch(from + i * far);
+        from += step;
+    }
 };
 
 struct Tile {  // up to 6 rows of x by a panel of w
@@ -69,34 +72,48 @@ struct Lined {  // rows of 16, from one to the next `line`; 0: all the same
     size_t line;
 };
 
-// to [M][16] = from + x [M][2 · steps] · w, which has 16 lanes of pairs every `line`; of a pair the odd ones first.
-template <int M>
-inline void multiply(Lined<const float> from, Lined<float> to, const uint16_t* w, size_t line, const Number* x, size_t stride, int steps, Ahead ahead) {
+// to [M][P · 16] = from + x [M][2 · steps] · w, which has 16 lanes of pairs every `line`, the P panels `far` apart; of a pair the odd ones first.
+template <int M, int P = 1>
+inline void multiply(Lined<const float> from, Lined<float> to, const uint16_t* w, size_t line, const Number* x, size_t stride, int steps, Ahead ahead, size_t far = 0) {
     const auto odd = [](const void* w) { return _mm256_castsi256_ps(_mm256_and_si256(half(w), _mm256_set1_epi32((int)0xFFFF0000))); };
     const auto even = [](const void* w) { return _mm256_castsi256_ps(_mm256_slli_epi32(half(w), 16)); };
-    __m256 a[M], b[M];
+    __m256 a[M], b[M], c[M], d[M];  // c, d: of a second panel
 #pragma GCC unroll 6
-    for (int i = 0; i < M; i++) a[i] = _mm256_loadu_ps(from.at + i * from.line), b[i] = _mm256_loadu_ps(from.at + i * from.line + HALF);
+    for (int i = 0; i < M; i++) {
+        const float* const at = from.at + i * from.line;
+        a[i] = _mm256_loadu_ps(at), b[i] = _mm256_loadu_ps(at + HALF);
+        if (P == 2) c[i] = _mm256_loadu_ps(at + LANES), d[i] = _mm256_loadu_ps(at + LANES + HALF);
+    }
     for (int k = 0; k < steps; k++, w += line, x += 2) {
-        ahead.fetch();
-        add_rows<M>(a, b, odd(w), odd(w + LANES), add_floats, [&](int i) { return _mm256_set1_ps(x[i * stride + 1]); });
+        ahead.fetch(far * 2, P);
+        const auto of_odd = [&](int i) { return _mm256_set1_ps(x[i * stride + 1]); };
+        const auto of_even = [&](int i) { return _mm256_set1_ps(x[i * stride]); };
+        add_rows<M>(a, b, odd(w), odd(w + LANES), add_floats, of_odd);
+        if (P == 2) add_rows<M>(c, d, odd(w + far), odd(w + far + LANES), add_floats, of_odd);
         const uint16_t* const same = again(w);
-        add_rows<M>(a, b, even(same), even(same + LANES), add_floats, [&](int i) { return _mm256_set1_ps(x[i * stride]); });
+        add_rows<M>(a, b, even(same), even(same + LANES), add_floats, of_even);
+        if (P == 2) add_rows<M>(c, d, even(same + far), even(same + far + LANES), add_floats, of_even);
     }
 #pragma GCC unroll 6
-    for (int i = 0; i < M; i++) _mm256_storeu_ps(to.at + i * to.line, a[i]), _mm256_storeu_ps(to.at + i * to.line + HALF, b[i]);
+    for (int i = 0; i < M; i++) {
+        float* const at = to.at + i * to.line;
+        _mm256_storeu_ps(at, a[i]), _mm256_storeu_ps(at + HALF, b[i]);
+        if (P == 2) _mm256_storeu_ps(at + LANES, c[i]), _mm256_storeu_ps(at + LANES + HALF, d[i]);
+    }
 }
 
-inline constexpr float NONE[LANES] = {};
+inline constexpr float NONE[PAIR] = {};
+
+// Few rows have too few sums to hide the latency of a product: two panels at once.
+constexpr int panels_of_bf16(int rows) { return rows <= 2 ? 2 : 1; }
 
 template <int M>
 void panel_bf16(const Tile& tile, float* out, int line) {
     const Rows& x = tile.x;
     const size_t size = (size_t)tile.w.columns * PAIR;
-    float bias[LANES];
-    store(bias, tile.bias());
-    multiply<M>({bias, 0}, {out, (size_t)line}, (const uint16_t*)tile.weights(size), PAIR, x.bf16 + (size_t)tile.row * x.stride, x.stride,
-                tile.w.columns / 2, tile.ahead(size));
+    const float* const bias = tile.w.bias ? tile.w.bias + tile.panel * LANES : NONE;
+    multiply<M, panels_of_bf16(M)>({bias, 0}, {out, (size_t)line}, (const uint16_t*)tile.weights(size), PAIR, x.bf16 + (size_t)tile.row * x.stride,
+                                   x.stride, tile.w.columns / 2, tile.ahead(size), size / 2);
 }
 
 template <int M>
@@ -178,7 +195,8 @@ void outputs_by_rows(const Matrix& w, const Rows& x, const Range& range, int pai
     const int tiles = (range.count + ROWS - 1) / ROWS;
     for (int number = 0, row = range.first, count; number < tiles; number++, row += count) {
         count = (range.first + range.count - row + tiles - number - 1) / (tiles - number);
-        for (int i = 0; i < 2 * PAIRS; i++) PANELS[count - 1]({w, x, row, 2 * pair + i, 2 * PAIRS, number, tiles}, out + i * LANES, WIDTH);
+        const int at_once = w.kind == BF16 ? panels_of_bf16(count) : 1;
+        for (int i = 0; i < 2 * PAIRS; i += at_once) PANELS[count - 1]({w, x, row, 2 * pair + i, 2 * PAIRS, number, tiles}, out + i * LANES, WIDTH);
         for (int i = 0; i < count; i++) put(row + i, out + i * WIDTH);
     }
 }
