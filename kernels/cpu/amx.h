@@ -12,7 +12,8 @@
 // chain that is put down in float32 between two parts of K is the same chain.
 // Quantised weights stay with matrix.h: scaling the 256 sums of a group and tile takes longer than the product (docs/cpu-step.md).
 #pragma once
-#include "matrix.h"
+#include "avx2.h"
+#include "avx512.h"
 
 #ifdef __AMX_BF16__
 
@@ -235,6 +236,6 @@ void outputs(const Matrix& w, const Rows& x, const Range& range, int pair, Produ
 #endif
 
 inline int Range::blocks(const Rows& x, int rows) {
-    const int most = std::clamp(RANGE_BYTES / (x.stride * (x.quantised ? 1 : 2)), PAIR, RANGE_ROWS);
+    const int most = std::clamp(RANGE_BYTES / (x.stride * (int)(x.form == AS_NUMBERS ? sizeof(Number) : 1)), PAIR, RANGE_ROWS);
     return (rows + most - 1) / most;
 }

@@ -15,8 +15,6 @@
 
 #include "amx.h"
 
-constexpr int KEYS = 64;           // of a block
-constexpr int TILE = LANES;        // tokens of a tile
 constexpr int BLOCK_ROWS = 96;     // queries (token and head) that share a pass over the keys, at least one token's
 constexpr float NOTHING = -1e30f;  // below any score, and finite: the difference of two is not NaN
 constexpr float LARGE = 1e12f;     // of 64 weights: sums stay far from infinity
@@ -76,7 +74,7 @@ struct Cache {  // one layer's pages
 struct Span {  // some tokens of one row, for one KV head
     const int32_t* table;
     int head, position, tokens;  // of the first token, how many
-    const uint16_t* queries;     // [tokens][heads][D], of the heads that share the KV head
+    const Number* queries;       // [tokens][heads][D], of the heads that share the KV head
     int heads;
     int window;                  // keys a query sees, itself included; 0: all
     float scale;
@@ -102,9 +100,8 @@ struct AttentionScratch {  // of one thread
         scores.resize((size_t)rows * KEYS), sums.resize((size_t)rows * dim), mass.resize((size_t)rows * LANES);
         level.resize(rows), block.own.resize((size_t)2 * KEYS * dim);
     }
-    uint16_t* weights(int row) { return (uint16_t*)&scores[(size_t)row * KEYS]; }
+    Number* weights(int row) { return (Number*)&scores[(size_t)row * KEYS]; }
 };
-constexpr int WEIGHTS = 2 * KEYS;  // from the weights of a query to the next one's
 
 // Tile t of a block, `at` in the cache, and the one to be fetched meanwhile.
 inline void point(const Cache& cache, const uint8_t* at, const uint8_t* ahead, int t, Block& block) {
@@ -133,64 +130,16 @@ inline void gather_values(const Cache& cache, Block& block) {
     }
 }
 
-// q · k of R queries with the keys of a block → out [R][64].
-template <int R>
-inline void scores(const uint16_t* queries, const Block& block, const uint16_t* const* ahead, int dim, float* out) {
-    const uint32_t* q[R];
-    for (int i = 0; i < R; i++) q[i] = (const uint32_t*)(queries + (size_t)i * dim);
-    F acc[R][4];
-    for (int i = 0; i < R; i++)
-        for (int t = 0; t < 4; t++) acc[i][t] = zero();
-    for (int d = 0; d < dim / 2; d++) {
-        I key[4];
-        for (int t = 0; t < 4; t++) key[t] = load_i(block.keys[t] + (size_t)d * PAIR), prefetch(ahead[t] + (size_t)d * PAIR);
-#pragma GCC unroll 6
-        for (int i = 0; i < R; i++) {
-            const I value = all_i(q[i][d]);
-            for (int t = 0; t < 4; t++) acc[i][t] = dot_bf16(acc[i][t], key[t], value);
-        }
-    }
-    for (int i = 0; i < R; i++)
-        for (int t = 0; t < 4; t++) store(out + i * KEYS + t * LANES, acc[i][t]);
-}
-
-// sums [R][D] += weights · values.
-template <int R>
-inline void weigh(const uint16_t* weights, const Block& block, const uint16_t* const* ahead, int dim, float* sums) {
-    for (int d = 0; d < dim; d += 2 * LANES) {
-        F acc[R][2];
-        for (int i = 0; i < R; i++)
-            for (int c = 0; c < 2; c++) acc[i][c] = load(sums + (size_t)i * dim + d + c * LANES);
-        for (int t = 0; t < block.tiles; t++) {
-            for (int pair = 0; pair < TILE / 2; pair++) {
-                const size_t at = ((size_t)pair * dim + d) * 2;
-                const I a = load_i(block.values[t] + at), b = load_i(block.values[t] + at + PAIR);
-                prefetch(ahead[t] + at), prefetch(ahead[t] + at + PAIR);
-#pragma GCC unroll 6
-                for (int i = 0; i < R; i++) {
-                    uint32_t two;
-                    std::memcpy(&two, weights + i * WEIGHTS + t * TILE + pair * 2, 4);
-                    const I weight = all_i(two);
-                    acc[i][0] = dot_bf16(acc[i][0], a, weight);
-                    acc[i][1] = dot_bf16(acc[i][1], b, weight);
-                }
-            }
-        }
-        for (int i = 0; i < R; i++)
-            for (int c = 0; c < 2; c++) store(sums + (size_t)i * dim + d + c * LANES, acc[i][c]);
-    }
-}
-
 // Scores of `count` queries from `row` on, and the sums of their weights. Those who come first fetch for all.
 inline void find_scores(const Span& span, int row, int count, int dim, AttentionScratch& scratch) {
     const Block& block = scratch.block;
-    const uint16_t* const queries = span.queries + (size_t)row * dim;
+    const Number* const queries = span.queries + (size_t)row * dim;
     const uint16_t* const* const ahead = row ? block.keys : block.keys_ahead;
     float* const out = &scratch.scores[(size_t)row * KEYS];
 #ifdef __AMX_BF16__
     tile_scores(queries, count, block.keys, ahead, dim, out, KEYS);
 #else
-    static constexpr auto of = []<int... I>(std::integer_sequence<int, I...>) { return std::array{scores<I + 1>...}; }(std::make_integer_sequence<int, QUERY_ROWS>());
+    static constexpr auto of = []<int... I>(std::integer_sequence<int, I...>) { return std::array{scores<I + 1, Block>...}; }(std::make_integer_sequence<int, QUERY_ROWS>());
     of[count - 1](queries, block, ahead, dim, out);
 #endif
 }
@@ -202,7 +151,7 @@ inline void add_values(int row, int count, int dim, AttentionScratch& scratch) {
 #ifdef __AMX_BF16__
     tile_weigh(scratch.weights(row), WEIGHTS, count, block.values, ahead, block.tiles, dim, sums);
 #else
-    static constexpr auto of = []<int... I>(std::integer_sequence<int, I...>) { return std::array{weigh<I + 1>...}; }(std::make_integer_sequence<int, QUERY_ROWS>());
+    static constexpr auto of = []<int... I>(std::integer_sequence<int, I...>) { return std::array{weigh<I + 1, Block>...}; }(std::make_integer_sequence<int, QUERY_ROWS>());
     of[count - 1](scratch.weights(row), block, ahead, dim, sums);
 #endif
 }

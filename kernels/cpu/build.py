@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kernels.cpu.lock import lock_file
 
-SOURCES = ("step.cpp", "amx.h", "attention.h", "matrix.h", "sampling.h", "simd.h", "team.h")
+SOURCES = ("step.cpp", "amx.h", "attention.h", "avx2.h", "avx512.h", "matrix.h", "sampling.h", "simd.h", "team.h")
 COMPILE_TIMEOUT_S = 300.0  # ten seconds of work, on a machine that has other things to do too
 ISA_VARIABLE = "RANTANG_CPU_ISA"  # amx, avx512 or avx2 instead of the best that this CPU has
 CPU_INFO = Path("/proc/cpuinfo")

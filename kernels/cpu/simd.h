@@ -15,9 +15,10 @@ inline uint32_t lanes_below(int n) { return n <= 0 ? 0 : n >= LANES ? 0xFFFFu : 
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
-constexpr int ROWS = 12; // of x that a tile multiplies at once: with two panels 24 chains, enough to hide the latency of a product
-using F = __m512;   // 16 float32
-using I = __m512i;  // 64 bytes
+using F = __m512;         // 16 float32
+using I = __m512i;        // 64 bytes
+using Number = uint16_t;  // bf16 as activations are kept that enter products
+constexpr bool WORDS_FOR_Q8 = false;  // int8 activations as int16 where 8-bit weights read them
 
 inline F zero() { return _mm512_setzero_ps(); }
 inline I zero_i() { return _mm512_setzero_si512(); }
@@ -85,6 +86,7 @@ inline void widen(uint16_t* p, const int8_t* q) {  // 64 to bf16, exactly
 }
 #endif
 inline void store_i8(int8_t* p, F v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
+inline void store_words(int8_t*, F) {}
 inline F dot_bf16(F acc, I a, I b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }  // + a[2i+1] · b[2i+1] + a[2i] · b[2i]
 inline I dot_u8_i8(I acc, I a, I b) { return _mm512_dpbusd_epi32(acc, a, b); }                  // four products a lane, exact
 inline F to_float(I v) { return _mm512_cvtepi32_ps(v); }
@@ -94,13 +96,14 @@ inline I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
-constexpr int ROWS = 4; // there are half the registers
 struct F {
     __m256 a, b;
 };
 struct I {
     __m256i a, b;
 };
+using Number = float;  // bf16 as activations are kept that enter products: widened once for all outputs
+constexpr bool WORDS_FOR_Q8 = true;  // int8 activations as int16 where 8-bit weights read them
 
 inline F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline I zero_i() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
@@ -121,16 +124,16 @@ inline F abs(F x) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
 }
-template <class Combine>
-inline float folded(F v, const Combine& combine) {
-    float x[LANES];
-    store(x, v);
-    for (int step = LANES / 2; step; step /= 2)
-        for (int i = 0; i < step; i++) x[i] = combine(x[i], x[i + step]);
-    return x[0];
+inline float sum(F v) {
+    const __m256 eight = _mm256_add_ps(v.a, v.b);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)), two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-inline float sum(F v) { return folded(v, [](float a, float b) { return a + b; }); }
-inline float top(F v) { return folded(v, [](float a, float b) { return a > b ? a : b; }); }
+inline float top(F v) {
+    const __m256 eight = _mm256_max_ps(v.a, v.b);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)), two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
 inline F rounded(F v) { return {_mm256_round_ps(v.a, 8), _mm256_round_ps(v.b, 8)}; }
 inline F fraction(F v) { return {_mm256_sub_ps(v.a, _mm256_floor_ps(v.a)), _mm256_sub_ps(v.b, _mm256_floor_ps(v.b))}; }
 inline __m256 times_power(__m256 v, __m256 n) {
@@ -139,21 +142,26 @@ inline __m256 times_power(__m256 v, __m256 n) {
     return _mm256_mul_ps(v, _mm256_castsi256_ps(exponent));
 }
 inline F times_power(F v, F n) { return {times_power(v.a, n.a), times_power(v.b, n.b)}; }
+inline I count_up(int from) {
+    const __m256i first = _mm256_add_epi32(_mm256_set1_epi32(from), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
+    return {first, _mm256_add_epi32(first, _mm256_set1_epi32(8))};
+}
+inline I below(int n) {  // all bits of the first n lanes
+    const __m256i bound = _mm256_set1_epi32(n);
+    return {_mm256_cmpgt_epi32(bound, count_up(0).a), _mm256_cmpgt_epi32(bound, count_up(0).b)};
+}
 inline F between(F v, F otherwise, int from, int to) {
-    float x[LANES], y[LANES];
-    store(x, v), store(y, otherwise);
-    for (int i = from < 0 ? 0 : from; i < to && i < LANES; i++) y[i] = x[i];
-    return load(y);
+    const I out = below(from), in = below(to);
+    const __m256i a = _mm256_andnot_si256(out.a, in.a), b = _mm256_andnot_si256(out.b, in.b);
+    return {_mm256_blendv_ps(otherwise.a, v.a, _mm256_castsi256_ps(a)), _mm256_blendv_ps(otherwise.b, v.b, _mm256_castsi256_ps(b))};
 }
 inline F load_some(const float* p, int n) {
-    float x[LANES] = {};
-    std::copy_n(p, std::clamp(n, 0, LANES), x);
-    return load(x);
+    if (n >= LANES) return load(p);
+    return {_mm256_maskload_ps(p, below(n).a), _mm256_maskload_ps(p + 8, below(n).b)};
 }
 inline void store_some(float* p, F v, int n) {
-    float x[LANES];
-    store(x, v);
-    std::copy_n(x, n, p);
+    if (n >= LANES) return store(p, v);
+    _mm256_maskstore_ps(p, below(n).a, v.a), _mm256_maskstore_ps(p + 8, below(n).b, v.b);
 }
 inline uint32_t at_least(F v, F bound) {
     const int low = _mm256_movemask_ps(_mm256_cmp_ps(v.a, bound.a, _CMP_GE_OQ)), high = _mm256_movemask_ps(_mm256_cmp_ps(v.b, bound.b, _CMP_GE_OQ));
@@ -165,10 +173,6 @@ inline __m256i mask_of(uint32_t lanes) {  // all bits of the lanes of eight
 }
 inline F kept(F v, uint32_t lanes) {
     return {_mm256_and_ps(v.a, _mm256_castsi256_ps(mask_of(lanes))), _mm256_and_ps(v.b, _mm256_castsi256_ps(mask_of(lanes >> 8)))};
-}
-inline I count_up(int from) {
-    const __m256i first = _mm256_add_epi32(_mm256_set1_epi32(from), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
-    return {first, _mm256_add_epi32(first, _mm256_set1_epi32(8))};
 }
 template <class T, class V>
 inline void pack(T* p, V v, uint32_t lanes) {
@@ -193,16 +197,21 @@ struct Sum {  // in float64
 inline F from_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
-inline void store_bf16(uint16_t* p, F v) {
-    float x[LANES];
-    store(x, v);
-    for (int i = 0; i < LANES; i++) {
-        uint32_t bits;
-        std::memcpy(&bits, x + i, 4);
-        p[i] = x[i] != x[i] ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-    }
+inline __m256i nearest_bf16(__m256 v) {  // in the upper halves of lanes
+    const __m256i bits = _mm256_castps_si256(v), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256 near = _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))));
+    const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000));
+    return _mm256_castps_si256(_mm256_blendv_ps(near, nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q)));
 }
-inline void store_bf16(uint16_t* p, F a, F b) { store_bf16(p, a), store_bf16(p + LANES, b); }
+inline void store_bf16(uint16_t* p, F v) {
+    const __m256i words = _mm256_packus_epi32(_mm256_srli_epi32(nearest_bf16(v.a), 16), _mm256_srli_epi32(nearest_bf16(v.b), 16));
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(words, 0xD8));
+}
+inline void store_bf16(float* p, F v) {
+    const __m256i upper = _mm256_set1_epi32((int)0xFFFF0000);
+    store_i(p, {_mm256_and_si256(nearest_bf16(v.a), upper), _mm256_and_si256(nearest_bf16(v.b), upper)});
+}
+inline void store_bf16(Number* p, F a, F b) { store_bf16(p, a), store_bf16(p + LANES, b); }
 inline __m256i words_to_high(__m128i v) { return _mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16); }
 inline F from_bf16(const uint16_t* p) {
     const __m128i *half = (const __m128i*)p;
@@ -220,19 +229,12 @@ inline void store_i8(int8_t* p, F v) {
     const __m256i ordered = _mm256_permute4x64_epi64(words, 0xD8);
     _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
 }
-inline __m256 dot_bf16(__m256 acc, __m256i a, __m256i b) {
-    const __m256i high = _mm256_set1_epi32((int)0xFFFF0000);
-    const __m256 odd = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high)), acc);
-    return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), odd);
+inline void store_words(int8_t* p, F v) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b));
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xD8), even_low = _mm256_shufflelo_epi16(ordered, 0xD8);
+    _mm256_storeu_si256((__m256i*)p, _mm256_shufflehi_epi16(even_low, 0xD8));
 }
-inline F dot_bf16(F acc, I a, I b) { return {dot_bf16(acc.a, a.a, b.a), dot_bf16(acc.b, a.b, b.b)}; }
 inline __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
-inline __m256i dot_u4_i8(__m256i a, __m256i b) { return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)); }
-inline __m256i dot_u8_i8(__m256i acc, __m256i a, __m256i b) {  // by nibbles: sixteen bits would not hold two products of bytes
-    const __m256i high = _mm256_slli_epi32(dot_u4_i8(low_nibbles(_mm256_srli_epi16(a, 4)), b), 4);
-    return _mm256_add_epi32(acc, _mm256_add_epi32(high, dot_u4_i8(low_nibbles(a), b)));
-}
-inline I dot_u8_i8(I acc, I a, I b) { return {dot_u8_i8(acc.a, a.a, b.a), dot_u8_i8(acc.b, a.b, b.b)}; }
 inline F to_float(I v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
 inline I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline I low_nibbles(I v) { return {low_nibbles(v.a), low_nibbles(v.b)}; }

@@ -51,20 +51,20 @@ class Buffer {  // the activations that a matrix reads, in the form that it want
    public:
     void reserve(int rows, int width, bool bf16, bool quantised) {
         view_.rows = rows, view_.stride = width + GROUP;
-        const size_t size = (size_t)rows * view_.stride;
+        const size_t size = (size_t)rows * view_.stride, bytes = size * (WORDS_FOR_Q8 ? 2 : 1);
         if (bf16 && bf16_.size() < size) bf16_.resize(size);
-        if (quantised && q_.size() < size) q_.resize(size), scale_.resize(size / GROUP), sum_.resize(size / GROUP), shift_.resize(size / GROUP);
+        if (quantised && q_.size() < bytes) q_.resize(bytes), scale_.resize(size / GROUP), sum_.resize(size / GROUP), shift_.resize(size / GROUP);
         view_.bf16 = bf16_.data(), view_.q = q_.data(), view_.scale = scale_.data(), view_.sum = sum_.data(), view_.shift = shift_.data();
     }
     Rows of(const Matrix& reader) const {
         Rows rows = view_;
-        rows.quantised = reader.kind != BF16;
+        rows.form = reader.kind == BF16 ? AS_NUMBERS : WORDS_FOR_Q8 && reader.kind == Q8 ? AS_WORDS : AS_BYTES;
         return rows;
     }
 
    private:
     Rows view_;
-    Lines<uint16_t> bf16_;
+    Lines<Number> bf16_;
     Lines<int8_t> q_;
     Lines<float> scale_, sum_;
     Lines<int32_t> shift_;
@@ -297,7 +297,7 @@ class Decoder {
         };
         for (int head = kv_head * heads_per_kv_; head < (kv_head + 1) * heads_per_kv_; head++) {
             turn(qkv + head * m_.dim, layer.query_norm);
-            uint16_t* query = &queries_[(((size_t)kv_head * places_.size() + t) * heads_per_kv_ + head % heads_per_kv_) * m_.dim];
+            Number* query = &queries_[(((size_t)kv_head * places_.size() + t) * heads_per_kv_ + head % heads_per_kv_) * m_.dim];
             for (int i = 0; i < m_.dim; i += LANES) store_bf16(query + i, load(qkv + head * m_.dim + i));
         }
         turn(key, layer.key_norm);
@@ -348,7 +348,7 @@ class Decoder {
     std::vector<int> early_;  // tokens of rows of several pieces
     Buffer normed_, attended_, gated_;
     Lines<float> qkv_;
-    Lines<uint16_t> queries_;
+    Lines<Number> queries_;
 };
 
 template <class Work>
