@@ -5,7 +5,7 @@ from __future__ import annotations
 WITHOUT_RAY = "not cluster and not patient"
 BESIDE_OTHERS = "cluster and not alone"  # the stack of mocks, which mostly waits
 ALONE = "alone"
-PATIENT = "patient"  # compute and wait for nobody: with what those that are alone leave of the cores
+PATIENT = "patient"  # compute, and look at no clock: with what those that are alone leave of the cores
 OF_RAY_ONLY = frozenset({"cluster", BESIDE_OTHERS, ALONE})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -93,6 +94,10 @@ def test_only_where_two_processes_compute_each_has_one_thread(monkeypatch: pytes
 def test_what_is_compiled_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     assert not any("PYTHONDONTWRITEBYTECODE" in whole_suite.environment(part) for part in PARTS)
+
+
+def test_no_search_for_garbage_looks_at_what_was_imported() -> None:
+    assert gc.get_freeze_count() > 10_000
 
 
 @pytest.mark.parametrize("part", PARTS)
