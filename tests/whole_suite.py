@@ -6,8 +6,8 @@ beside it, with what it leaves of them, what is patient.
 What Python has compiled is kept beside the sources, also where PYTHONDONTWRITEBYTECODE is set: these are hundreds of processes.
 The stack of mocks waits most of the time, for Ray and for processes that start, and is not asked for speed. Two stacks that compute, on
 two cores, would be a test of the machine. But they wait too, for processes that start and end: meanwhile tests that only compute go on,
-in processes that get a core only while nobody else wants it. The status is 0, or pytest's of the first part that failed; what comes after
-it does not run.
+in processes that get a core only while nobody else wants it, until these have ended. The status is 0, or pytest's of the first part that
+failed; what comes after it does not run.
 SIGINT and SIGTERM interrupt the tests, which end what they have started.
 """
 
@@ -56,10 +56,28 @@ def start(marks: str, *arguments: str, output: IO[bytes] | None = None) -> subpr
     )
 
 
-def statuses(*parts: subprocess.Popen[bytes]) -> list[int]:
-    """Of parts that have ended. Interrupted, it passes that on and waits again."""
+def want_the_cores(part: subprocess.Popen[bytes]) -> None:
+    """A part that has yielded the cores asks for them as anybody does, or a busy machine would keep it waiting for ever.
+
+    Where the kernel lets nobody come back (without CAP_SYS_NICE, or `ulimit -e 20`), it goes on with what others leave.
+    """
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{part.pid}/autogroup").write_text("0")
+    for thread in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended, or it may not
+            session = int(thread.read_text().rpartition(")")[2].split()[3])
+            if session == part.pid:
+                os.sched_setscheduler(int(thread.parent.name), os.SCHED_OTHER, os.sched_param(0))
+
+
+def statuses(first: subprocess.Popen[bytes], *beside: subprocess.Popen[bytes]) -> list[int]:
+    """Of parts that have ended; who ran beside the first gets its cores. Interrupted, it passes that on and waits again."""
+    parts = (first, *beside)
     while True:
         try:
+            first.wait()
+            for part in beside:
+                want_the_cores(part)
             return [part.wait() for part in parts]
         except KeyboardInterrupt:
             for part in parts:

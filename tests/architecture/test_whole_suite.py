@@ -114,6 +114,67 @@ def test_only_who_is_patient_gets_a_core_while_nobody_else_wants_it(monkeypatch:
     assert of_session == "" or of_session.endswith(" nice 19") == patient
 
 
+PATIENCE = """
+import os, subprocess, sys, threading, time
+if len(sys.argv) > 1:
+    children = [subprocess.Popen([sys.executable, "-S", __file__]) for _ in range(2)]
+    sys.exit(max(child.wait() for child in children))
+def look():
+    while os.sched_getscheduler(0) == os.SCHED_IDLE:
+        time.sleep(0.02)
+threads = [threading.Thread(target=look) for _ in range(2)]
+for thread in threads: thread.start()
+print("yields" if os.sched_getscheduler(0) == os.SCHED_IDLE else "takes", flush=True)
+for thread in threads: thread.join()
+look()
+"""
+COMES_BACK = "import os; o = os.sched_param(0); os.sched_setscheduler(0, os.SCHED_IDLE, o); os.sched_setscheduler(0, os.SCHED_OTHER, o)"
+
+
+def test_who_was_patient_gets_cores_when_the_others_have_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every thread of every process of it: on a machine that others keep busy it would never end."""
+    if subprocess.run([sys.executable, "-Sc", COMES_BACK], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("nobody leaves SCHED_IDLE here: without CAP_SYS_NICE, or `ulimit -e 20`, the kernel forbids it")
+    interpreter, said = tmp_path / "python", tmp_path / "said"
+    interpreter.write_text(f"#!{sys.executable} -S\n{PATIENCE}")
+    interpreter.chmod(0o700)
+    first = subprocess.Popen(["true"])
+    with said.open("wb") as output, monkeypatch.context() as patched:
+        patched.setattr(whole_suite.sys, "executable", str(interpreter))
+        patient = whole_suite.start(PATIENT, output=output)
+    try:
+        deadline_s = time.monotonic() + 60
+        while said.read_text() != "yields\n" * 2:
+            assert patient.poll() is None and time.monotonic() < deadline_s, said.read_text()
+            time.sleep(0.02)
+        time.sleep(0.2)
+        assert patient.poll() is None, "the control: by itself it does not come back"
+        whole_suite.want_the_cores(patient)
+        assert patient.wait(60) == 0
+        assert whole_suite.statuses(first, patient) == [0, 0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(patient.pid, signal.SIGKILL)
+        patient.wait()
+
+
+def test_who_ran_beside_the_first_gets_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait(self) -> int:
+            events.append(self.name)
+            return 0
+
+    monkeypatch.setattr(whole_suite, "want_the_cores", lambda part: events.append(f"{part.name} wants"))
+    first, beside = Part("first"), Part("beside")
+    assert whole_suite.statuses(first, beside) == [0, 0]  # type: ignore[arg-type]
+    assert events[:2] == ["first", "beside wants"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_reaches_every_part(tmp_path: Path, number: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
