@@ -113,6 +113,7 @@ def cost_s(running: int, steps: int) -> float:
     A step in which nobody needs a page or has a block to name would be cheaper, and few are so where many run.
     """
     bench = decoding(running)
+    frozen_before = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()  # as a replica does when it is ready
     periods = []
@@ -122,7 +123,8 @@ def cost_s(running: int, steps: int) -> float:
             bench.step()
             bench.steps.clear()  # what a step was is not kept here: it would be timed by the garbage collector
         periods.append(sum(bench.planning_s) / BLOCK)
-    gc.unfreeze()
+    if not frozen_before:  # what a caller has frozen stays so
+        gc.unfreeze()
     return statistics.median(periods)
 
 

@@ -1,6 +1,6 @@
 """Tests of what meets sockets run on both event loops: Serve's processes run uvloop, whose transports are not asyncio's.
 
-Where `-m` chooses tests of Ray only, a few out of thousands, modules that never name that marker are not imported.
+Where `-m` chooses tests of Ray only, or patient ones, a few out of thousands, modules that never name that marker are not imported.
 
 Triton kernels are interpreted in this process, which must be said before triton is imported; `make gpu` says 0.
 """
@@ -8,6 +8,7 @@ Triton kernels are interpreted in this process, which must be said before triton
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import os
 import signal
@@ -18,7 +19,7 @@ import hypothesis
 import pytest
 import uvloop
 
-from tests.markers import OF_RAY_ONLY, may_start_ray
+from tests.markers import may_be_of
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of what a shell starts in the background; what tests start would inherit it
@@ -36,9 +37,18 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> d
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if config.option.markexpr in OF_RAY_ONLY and collection_path.match("test_*.py") and not may_start_ray(collection_path.read_text()):
+    if collection_path.match("test_*.py") and not may_be_of(config.option.markexpr, collection_path.read_text()):
         return True
     return None
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays until the end: no search for garbage need look at those hundreds of thousands of objects."""
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries in C++ complain of what they still hold
 
 
 class _WithoutTriton(pytest.Module):

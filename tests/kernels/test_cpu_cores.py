@@ -16,7 +16,7 @@ from tests.kernels.plain_decoder import BLOCK, POSITIONS, Sequences, Sizes, buil
 ISA, REASON = library_or_reason()
 pytestmark = [
     pytest.mark.skipif(ISA is None, reason=f"no C++ step here: {REASON}"),
-    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core only"),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core, and two threads need two"),
 ]
 LONG = Sizes(hidden=512, heads=8, dim=64, width=1536, layers=2)
 

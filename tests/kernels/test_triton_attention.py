@@ -21,6 +21,8 @@ from tests.kernels.mutation import mutated
 from tests.kernels.paged_rows import CPU, NAN, TOLERANCES, Poison, Rows, Shape, relative_error
 from tests.kernels.triton_memory import counted
 
+pytestmark = pytest.mark.patient
+
 DTYPES = list(TOLERANCES)
 
 

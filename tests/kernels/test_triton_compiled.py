@@ -24,6 +24,8 @@ from bench.kernels.baseline import (
 )
 from bench.kernels.resources import Resources, amd_resources, nvidia_resources
 
+pytestmark = pytest.mark.patient
+
 NAME = "sm_90 | a kernel | chunk_kernel"
 FINE = Resources(registers=100, stack_bytes=0, shared_bytes=65_536, matrix={"HGMMA": 8}, wide_loads=4)
 

@@ -22,6 +22,8 @@ from tests.kernels.mutation import mutated
 from tests.kernels.paged_rows import Poison, relative_error
 from tests.kernels.triton_memory import counted
 
+pytestmark = pytest.mark.patient
+
 # Two products and a sum, with a rounding to the dtype after each.
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 

@@ -23,6 +23,8 @@ from kernels.triton.silu_mul import silu_mul
 from tests.kernels.mutation import mutated
 from tests.kernels.paged_rows import Rows, Shape
 
+pytestmark = pytest.mark.patient
+
 ROWS, DEPTH = 37, 96  # more than a tile of experts' and quantised layers' rows; whole groups and not
 ORDER = torch.randperm(ROWS, generator=torch.Generator().manual_seed(4))
 

@@ -26,6 +26,8 @@ from tests.kernels.mutation import mutated
 from tests.kernels.paged_rows import TOLERANCES, Poison, relative_error
 from tests.kernels.triton_memory import counted
 
+pytestmark = pytest.mark.patient
+
 QUANTIZE: dict[str, Callable[[Tensor], QuantizedWeight]] = {"int8": quantize_int8, "fp8": quantize_fp8, "int4": quantize_int4}
 SHAPES = [(1, 130, 576), (3, 40, 1000), (17, 129, 65), (2, 9, 1)]  # M, N, K
 

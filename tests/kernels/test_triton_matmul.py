@@ -17,6 +17,8 @@ from tests.kernels.mutation import mutated
 from tests.kernels.paged_rows import TOLERANCES, Poison, relative_error
 from tests.kernels.triton_memory import counted
 
+pytestmark = pytest.mark.patient
+
 SHAPES = [(1, 576, 576), (3, 1000, 130), (17, 33, 4097), (130, 260, 65), (1, 1, 1)]  # M, N, K
 
 

@@ -26,6 +26,8 @@ from kernels.triton.tiles import pretend
 from tests.kernels.paged_rows import CPU, NAN, TOLERANCES, Poison, Rows, Shape, relative_error
 from tests.kernels.triton_memory import counted
 
+pytestmark = pytest.mark.patient
+
 FORMS = [torch.int8, torch.float8_e4m3fn]
 
 

@@ -24,6 +24,8 @@ from tests.kernels.mutation import mutated
 from tests.kernels.paged_rows import TOLERANCES, Poison, relative_error
 from tests.kernels.triton_memory import counted
 
+pytestmark = pytest.mark.patient
+
 SHAPES = [(1, 576), (3, 1000), (17, 4097), (2, 1)]
 GATES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "silu": (silu_mul, silu_reference),

@@ -27,6 +27,8 @@ from tests.kernels.mutation import mutated
 from tests.kernels.paged_rows import Poison
 from tests.kernels.triton_memory import counted
 
+pytestmark = pytest.mark.patient
+
 NAN, INFINITY = float("nan"), float("inf")
 FILTERS: list[dict[str, Any]] = [
     {},

@@ -18,6 +18,8 @@ from replica.step_inputs import StepInputs
 from tests.replica import differential as lab
 from tests.replica.tiny_families import FAMILIES, write_family
 
+pytestmark = pytest.mark.patient
+
 CHUNKS = (1, 7, 17)  # of every architecture: a token, less than two blocks, more than four
 OTHER_CHUNKS = (2, 3, 16, 33)
 WHOLE = ("qwen2-windowed", "qwen3-moe")  # between them they have whatever a family has

@@ -25,7 +25,8 @@ from tests.replica.test_cpu_runner import FITTING, logits_of, runner_of
 from tests.replica.tiny_gguf import write_llama_gguf
 from tests.replica.tiny_llama import write_tiny_llama
 
-needs_step = pytest.mark.skipif(library_or_reason()[0] is None, reason="no C++ step here")
+ISA, REASON = library_or_reason()
+needs_step = pytest.mark.skipif(ISA is None, reason=f"no C++ step here: {REASON}")
 
 PARTS = ("weights", "scales", "bias")
 
@@ -197,7 +198,7 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path: Path, monkeypatc
 
 def test_what_root_left_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.getuid():
-        pytest.skip("needs root")
+        pytest.skip("only root can leave what another user finds: run as root")
     filled(tmp_path / "weights" / "a.safetensors")
     monkeypatch.setattr(packed_cache.os, "geteuid", lambda: 12345)
     assert packed_anew(PackedCache(tmp_path / "weights" / "a.safetensors")) == []

@@ -23,6 +23,8 @@ from tests.kernels.triton_memory import counted
 from tests.replica.differential import BLOCK, SHARED, Lab, Setting, asked, ids
 from tests.replica.tiny_families import write_family
 
+pytestmark = pytest.mark.patient
+
 WINDOW = 24  # of the family "mistral"
 TABLE = (
     asked(SHARED, 3),  # whole blocks
