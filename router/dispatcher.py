@@ -138,12 +138,12 @@ class Dispatcher:
         self._put_off.clear()
         while todo:
             effect = todo.popleft()
-            if isinstance(effect, Submit | CancelAttempt | WantSnapshot):
-                todo.extend(self._to_replica(effect))
+            if isinstance(effect, (Emit, Opened, Reject, Ended)):
+                self._to_session(effect)
             elif isinstance(effect, Notice):
                 _log.warning(effect.event, replica=effect.replica_id, streams=effect.streams)
             else:
-                self._to_session(effect)
+                todo.extend(self._to_replica(effect))
         self._ticker.arm()
 
     def _to_replica(self, effect: Submit | CancelAttempt | WantSnapshot) -> list[Effect]:

@@ -80,18 +80,30 @@ class Traffic:
         dispatch, stream = self._of(attempt, incarnation)
         return self.settle(dispatch.accepted(stream.index, attempt), now) if dispatch is not None and stream is not None else []
 
-    def delta(self, incarnation: Incarnation, delta: TokenDelta, now: float) -> list[Effect]:
-        dispatch, stream = self._of(delta.attempt, incarnation)
-        known = self._fleet.get(incarnation)
-        if dispatch is None or stream is None or known is None:
-            return []
+    def deltas(self, known: Known, deltas: Sequence[TokenDelta], now: float) -> list[Effect]:
+        """All of one frame, in order."""
+        effects: list[Effect] = []
+        incarnation = known.view.incarnation
+        for delta in deltas:
+            dispatch, stream = self._of(delta.attempt, incarnation)
+            if dispatch is None or stream is None:
+                continue
+            emit = dispatch.tokens(stream, delta)
+            if emit is not None:
+                effects.append(emit)
+            else:
+                effects += self._delta(known, dispatch, stream, delta, now)
+        return effects
+
+    def _delta(self, known: Known, dispatch: Dispatch, stream: Stream, delta: TokenDelta, now: float) -> list[Effect]:
+        """Of a stream that is on that replica: more than tokens."""
         fault = delta_fault(delta)
         if fault is not None:  # its tokens are good
             self._fleet.lies.note(fault)
             delta = msgspec.structs.replace(delta, cached_tokens=None, waited_s=None)
         known.view.accept(delta.attempt)
         if delta.cached_tokens is not None or delta.waited_s is not None:
-            self._fleet.first_delta(incarnation, delta, now)
+            self._fleet.first_delta(known.view.incarnation, delta, now)
             queue_time_s = None if delta.waited_s is None else stream.queued_s + delta.waited_s
             self._reception.decisions.outcome(dispatch.batch_id, queue_time_s, now - dispatch.batch.arrival_s, delta.cached_tokens)
         effects = dispatch.delta(stream.index, delta, now)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from replica.contract.messages import TokenLogprobs
 from router.api.choice import Piece
 from router.api.prompts import PromptIds
@@ -33,8 +35,7 @@ class AnswerHead:
         return self.n * len(self.prompts)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import structlog
 
 from replica.contract.messages import FinishReason
@@ -17,8 +18,7 @@ from router.ports import Delta, Rejected, Session
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, gc=False):
     """A Delta and what became of it. `first` marks a choice's first one."""
 
     delta: Delta
@@ -27,7 +27,7 @@ class Event:
 
 
 class Run:
-    """Call next() until None. Raises ApiError when the request as a whole has failed. close() in any case."""
+    """Call next() until nothing comes. Raises ApiError when the request as a whole has failed. close() in any case."""
 
     __slots__ = ("_begun", "_cached", "_choices", "_context", "_n", "_open", "_record", "_session")
 
@@ -47,30 +47,37 @@ class Run:
         record = self._record
         return Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
 
-    async def next(self) -> Event | None:
-        while self._open:
-            try:
-                delta = await self._session.__anext__()
-            except StopAsyncIteration:
-                raise ApiError(500, "the answer ended early", code="generation_failed") from None
-            except Rejected as rejected:
-                raise from_rejected(rejected) from None
-            except Exception as error:
-                _log.exception("the backend failed under request")
-                raise ApiError(500, "the request failed inside the server", code="internal_error") from error
-            if not self._choices[delta.index].finished:
-                return self._take(delta)
-        return None
+    async def next(self) -> Sequence[Delta]:
+        """All that have come, for `events`; none once every choice has finished."""
+        if not self._open:
+            return ()
+        try:
+            return await self._session.__anext__()
+        except StopAsyncIteration:
+            raise ApiError(500, "the answer ended early", code="generation_failed") from None
+        except Rejected as rejected:
+            raise from_rejected(rejected) from None
+        except Exception as error:
+            _log.exception("the backend failed under request")
+            raise ApiError(500, "the request failed inside the server", code="internal_error") from error
+
+    def events(self, deltas: Sequence[Delta]) -> Iterator[Event]:
+        """What becomes of Deltas that came together. What was yielded before it raises ApiError is good."""
+        now_s = self._context.clock()
+        choices = self._choices
+        for delta in deltas:
+            if not choices[delta.index].finished:
+                yield self._take(delta, now_s)
 
     def close(self) -> None:
         self._session.close()
 
-    def _take(self, delta: Delta) -> Event:
+    def _take(self, delta: Delta, now_s: float) -> Event:
         if delta.finish is not None and delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
             raise _failure(delta)
         index = delta.index
         choice = self._choices[index]
-        self._observe(delta)
+        self._observe(delta, now_s)
         before = choice.completion_tokens
         try:
             piece = choice.push(delta)
@@ -87,11 +94,10 @@ class Run:
         self._begun[index] = True
         return Event(delta, piece, first)
 
-    def _observe(self, delta: Delta) -> None:
+    def _observe(self, delta: Delta, now_s: float) -> None:
         record, metrics = self._record, self._context.metrics
         if delta.cached_tokens is not None and delta.index % self._n == 0 and not self._begun[delta.index]:
             record.cached_tokens += delta.cached_tokens
-        now_s = self._context.clock()
         waiting = record.first_token_s is None
         gap_s = record.saw(delta, now_s)
         if waiting and record.first_token_s is not None:

@@ -110,7 +110,7 @@ class FakeSession:
     def __aiter__(self) -> FakeSession:
         return self
 
-    async def __anext__(self) -> Delta:
+    async def __anext__(self) -> tuple[Delta]:
         if not self._turn or self.closed:
             raise StopAsyncIteration
         script, _ = self._plans[self._turn[0]]
@@ -125,7 +125,7 @@ class FakeSession:
         self.delivered_tokens += len(delta.token_ids)
         if delta.finish is None:
             self._turn.append(index)
-        return delta
+        return (delta,)
 
     def stop(self, index: int) -> None:
         self.stopped.append(index)
