@@ -136,7 +136,15 @@ class Dispatch:
 
         None: it is for `delta`.
         """
-        if stream.phase is not Phase.HELD or stream.attempt != delta.attempt or not _is_tokens_only(delta):
+        if (
+            stream.phase is not Phase.HELD
+            or stream.attempt != delta.attempt
+            or delta.finish is not None
+            or delta.waited_s is not None  # what only a first one carries
+            or delta.cached_tokens is not None
+            or delta.prompt_logprobs
+            or not delta.token_ids
+        ):
             return None
         stream.emitted.extend(delta.token_ids)
         self.yielded = True
@@ -272,14 +280,3 @@ class Dispatch:
             return []
         self.ended = True
         return [Ended(self.batch_id)]
-
-
-def _is_tokens_only(delta: TokenDelta) -> bool:
-    """No first one of its attempt, which carries what admission learns from, and no last one."""
-    return (
-        delta.finish is None
-        and delta.waited_s is None
-        and delta.cached_tokens is None
-        and bool(delta.token_ids)
-        and not delta.prompt_logprobs
-    )

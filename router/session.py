@@ -75,7 +75,7 @@ class BatchSession:
         if len(self._deltas) >= DELTAS_MAX:
             return False
         self._deltas.append(delta)
-        if self._waiter is not None:
+        if len(self._deltas) == 1:
             self._wake()
         return True
 

@@ -85,9 +85,10 @@ class Traffic:
         effects: list[Effect] = []
         incarnation = known.view.incarnation
         for delta in deltas:
-            dispatch, stream = self._of(delta.attempt, incarnation)
-            if dispatch is None or stream is None:
+            found = self.attempts.get(delta.attempt)
+            if found is None or found[1].incarnation != incarnation:
                 continue
+            dispatch, stream = found
             emit = dispatch.tokens(stream, delta)
             if emit is not None:
                 effects.append(emit)

@@ -29,7 +29,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 class Run:
     """Call next() until nothing comes. Raises ApiError when the request as a whole has failed. close() in any case."""
 
-    __slots__ = ("_begun", "_cached", "_choices", "_context", "_n", "_open", "_record", "_session")
+    __slots__ = ("_begun", "_choices", "_context", "_n", "_open", "_record", "_session", "usage")
 
     def __init__(self, context: Context, session: Session, options: ChoiceOptions, record: Record, n: int) -> None:
         self._context = context
@@ -39,13 +39,7 @@ class Run:
         self._choices = [Choice(options) for _ in range(record.choices)]
         self._begun = [False] * record.choices
         self._open = record.choices
-        self._cached = 0
-
-    @property
-    def usage(self) -> Usage:
-        """So far."""
-        record = self._record
-        return Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+        self.usage = Usage(record)
 
     async def next(self) -> Sequence[Delta]:
         """All that have come, for `events`; none once every choice has finished."""
@@ -64,9 +58,8 @@ class Run:
     def events(self, deltas: Sequence[Delta]) -> Iterator[Event]:
         """What becomes of Deltas that came together. What was yielded before it raises ApiError is good."""
         now_s = self._context.clock()
-        choices = self._choices
         for delta in deltas:
-            if not choices[delta.index].finished:
+            if not self._choices[delta.index].finished:
                 yield self._take(delta, now_s)
 
     def close(self) -> None:
