@@ -154,6 +154,8 @@ class Traffic:
 
     def place_adrift(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        if not self._adrift:
+            return effects
         for dispatch in tuple(self._adrift.values()):
             for stream in dispatch.unplaced():
                 if now >= stream.retry_s:
