@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 
-from replica.contract.messages import Frame, ToRouter
+from replica.contract.messages import Bounce, Frame, KvEvent, TokenDelta, ToRouter
 
 
 def gathered(messages: Iterable[ToRouter]) -> list[ToRouter]:
@@ -13,34 +12,42 @@ def gathered(messages: Iterable[ToRouter]) -> list[ToRouter]:
     found: list[ToRouter] = []
     row: list[Frame] = []
     for message in messages:
-        if isinstance(message, Frame) and (not row or _follows(message, row[-1])):
+        if isinstance(message, Frame):
+            if row and not (message.epoch == row[-1].epoch and message.sequence == row[-1].sequence + message.batches):
+                found.append(_merged(row))
+                row = []
             row.append(message)
             continue
-        found += _merged(row)
-        row = [message] if isinstance(message, Frame) else []
-        if not row:
-            found.append(message)
-    return found + _merged(row)
+        if row:
+            found.append(_merged(row))
+            row = []
+        found.append(message)
+    if row:
+        found.append(_merged(row))
+    return found
 
 
-def _follows(frame: Frame, before: Frame) -> bool:
-    return frame.epoch == before.epoch and frame.sequence == before.sequence + frame.batches
-
-
-def _merged(row: list[Frame]) -> list[Frame]:
-    if len(row) < 2:
-        return row
+def _merged(row: list[Frame]) -> Frame:
     last = row[-1]
-    return [
-        Frame(
-            epoch=last.epoch,
-            sequence=last.sequence,
-            load=last.load,
-            deltas=tuple(chain.from_iterable([frame.deltas for frame in row])),
-            accepted=tuple(chain.from_iterable([frame.accepted for frame in row])),
-            bounces=tuple(chain.from_iterable([frame.bounces for frame in row])),
-            events=tuple(chain.from_iterable([frame.events for frame in row])),
-            batches=sum(frame.batches for frame in row),
-            routers=last.routers,
-        )
-    ]
+    if len(row) == 1:
+        return last
+    deltas: list[TokenDelta] = []
+    accepted: list[int] = []
+    bounces: list[Bounce] = []
+    events: list[KvEvent] = []
+    for frame in row:
+        deltas += frame.deltas
+        accepted += frame.accepted
+        bounces += frame.bounces
+        events += frame.events
+    return Frame(
+        epoch=last.epoch,
+        sequence=last.sequence,
+        load=last.load,
+        deltas=tuple(deltas),
+        accepted=tuple(accepted),
+        bounces=tuple(bounces),
+        events=tuple(events),
+        batches=sum([frame.batches for frame in row]),
+        routers=last.routers,
+    )

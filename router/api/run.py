@@ -29,7 +29,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 class Run:
     """Call next() until nothing comes. Raises ApiError when the request as a whole has failed. close() in any case."""
 
-    __slots__ = ("_begun", "_choices", "_context", "_n", "_open", "_record", "_session", "usage")
+    __slots__ = ("_begun", "_choices", "_context", "_gap", "_n", "_open", "_record", "_session", "usage")
 
     def __init__(self, context: Context, session: Session, options: ChoiceOptions, record: Record, n: int) -> None:
         self._context = context
@@ -39,6 +39,7 @@ class Run:
         self._choices = [Choice(options) for _ in range(record.choices)]
         self._begun = [False] * record.choices
         self._open = record.choices
+        self._gap = context.metrics.gap
         self.usage = Usage(record)
 
     async def next(self) -> Sequence[Delta]:
@@ -59,18 +60,19 @@ class Run:
         """What becomes of Deltas that came together. What was yielded before it raises ApiError is good."""
         now_s = self._context.clock()
         for delta in deltas:
-            if not self._choices[delta.index].finished:
-                yield self._take(delta, now_s)
+            choice = self._choices[delta.index]
+            if not choice.finished:
+                yield self._take(choice, delta, now_s)
 
     def close(self) -> None:
         self._session.close()
 
-    def _take(self, delta: Delta, now_s: float) -> Event:
+    def _take(self, choice: Choice, delta: Delta, now_s: float) -> Event:
         if delta.finish is not None and delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
             raise _failure(delta)
         index = delta.index
-        choice = self._choices[index]
-        self._observe(delta, now_s)
+        first = not self._begun[index]
+        self._observe(delta, first, now_s)
         before = choice.completion_tokens
         try:
             piece = choice.push(delta)
@@ -83,20 +85,19 @@ class Run:
             self._record.finish_reasons.append(piece.finish)
             if delta.finish is None:
                 self._session.stop(index)
-        first = not self._begun[index]
         self._begun[index] = True
         return Event(delta, piece, first)
 
-    def _observe(self, delta: Delta, now_s: float) -> None:
-        record, metrics = self._record, self._context.metrics
-        if delta.cached_tokens is not None and delta.index % self._n == 0 and not self._begun[delta.index]:
+    def _observe(self, delta: Delta, first: bool, now_s: float) -> None:
+        record = self._record
+        if first and delta.cached_tokens is not None and delta.index % self._n == 0:
             record.cached_tokens += delta.cached_tokens
         waiting = record.first_token_s is None
         gap_s = record.saw(delta, now_s)
-        if waiting and record.first_token_s is not None:
-            metrics.first_token(record, now_s)
         if gap_s is not None:
-            metrics.gap(gap_s)
+            self._gap(gap_s)
+        elif waiting and record.first_token_s is not None:
+            self._context.metrics.first_token(record, now_s)
 
 
 def _failure(delta: Delta) -> ApiError:
