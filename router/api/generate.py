@@ -173,8 +173,8 @@ def _refused(error: ApiError) -> Outcome:
 
 async def _whole(run: Run, renderer: Renderer, record: Record, scope: Scope, send: Send, connection: WhileConnected) -> Outcome:
     choices = [WholeChoice() for _ in range(record.choices)]
-    while deltas := await run.next():
-        for event in run.events(deltas):
+    while not run.is_over:
+        for event in run.events(await run.next()):
             choices[event.delta.index].add(event.delta, event.piece)
     try:
         body = renderer.whole(choices, run.usage)
@@ -196,8 +196,9 @@ async def _stream(run: Run, renderer: Renderer, record: Record, scope: Scope, se
         outbox.put(first)
         try:
             _put_all(outbox, run, renderer, events)
-            while deltas := await run.next():
-                _put_all(outbox, run, renderer, run.events(deltas))
+            while not run.is_over:
+                outbox.flush()
+                _put_all(outbox, run, renderer, run.events(await run.next()))
             outbox.put(renderer.closing(run.usage) + DONE)
         except ApiError as error:
             run.close()
@@ -215,11 +216,10 @@ async def _stream(run: Run, renderer: Renderer, record: Record, scope: Scope, se
 
 
 def _put_all(outbox: Outbox, run: Run, renderer: Renderer, events: Iterator[Event]) -> None:
-    """Tokens that came together leave together, each as an event of its own."""
+    """Tokens that came together are sent together, each as an event of its own."""
     for event in events:
         if data := _rendered(run, renderer, event):
             outbox.put(data)
-    outbox.flush()
 
 
 def _rendered(run: Run, renderer: Renderer, event: Event) -> bytes:

@@ -27,7 +27,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class Run:
-    """Call next() until nothing comes. Raises ApiError when the request as a whole has failed. close() in any case."""
+    """Call next() until it is over. Raises ApiError when the request as a whole has failed. close() in any case."""
 
     __slots__ = ("_begun", "_choices", "_context", "_gap", "_n", "_open", "_record", "_session", "usage")
 
@@ -42,10 +42,13 @@ class Run:
         self._gap = context.metrics.gap
         self.usage = Usage(record)
 
+    @property
+    def is_over(self) -> bool:
+        """Every choice has finished."""
+        return not self._open
+
     async def next(self) -> Sequence[Delta]:
-        """All that have come, for `events`; none once every choice has finished."""
-        if not self._open:
-            return ()
+        """All that have come, for `events`."""
         try:
             return await self._session.__anext__()
         except StopAsyncIteration:
