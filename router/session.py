@@ -87,14 +87,11 @@ class BatchSession:
         self._ended = True
         self._wake()
 
-    async def _wait(self) -> None:
+    def _wait(self) -> asyncio.Future[None]:
         """One reader at a time."""
-        assert self._waiter is None
+        assert self._waiter is None or self._waiter.done()
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

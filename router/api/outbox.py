@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from router.api.limits import UNSENT_BYTES_MAX
 from router.api.rest_of import RestOf
@@ -20,7 +20,7 @@ class StreamCut(Exception):
 class Outbox:
     """put() gathers, flush() hands it to the server in one message. Neither waits: a task sees to what the server cannot take yet."""
 
-    __slots__ = ("_chunks", "_failed", "_is_last", "_on_failure", "_send", "_sender", "_unsent_bytes")
+    __slots__ = ("_chunks", "_failed", "_is_last", "_is_over", "_on_failure", "_send", "_sender", "_unsent_bytes")
 
     def __init__(self, send: Send, on_failure: Callable[[], None]) -> None:
         """`on_failure` is called once, when the server can send no more of what it could not take at once."""
@@ -29,7 +29,8 @@ class Outbox:
         self._chunks: list[bytes] = []
         self._unsent_bytes = 0  # of the chunks
         self._sender: asyncio.Task[None] | None = None  # the server has not taken the last message yet
-        self._is_last = False  # what is put now ends the response
+        self._is_last = False  # nothing is put any more
+        self._is_over = False  # the end of the response was handed over
         self._failed = False
 
     def put(self, data: bytes) -> None:
@@ -43,9 +44,9 @@ class Outbox:
         """What has gathered follows what is being sent. Raises ConnectionError when the server can send no more."""
         if self._sender is not None or self._failed or not (self._chunks or self._is_last):
             return
-        sending = self._send_gathered()
+        sending = self._send(self._gathered()).__await__()
         try:
-            waits_for = sending.send(None)
+            waits_for = next(sending)
         except StopIteration:
             return
         except Exception as error:  # each server has its own
@@ -69,20 +70,19 @@ class Outbox:
         if self._sender is not None:
             self._sender.cancel()
 
-    async def _send_gathered(self) -> bool:
-        """True: more is to be sent, when the server has taken this."""
+    def _gathered(self) -> Message:
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._unsent_bytes = 0
-        is_last = self._is_last
-        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
-        return not is_last and (bool(self._chunks) or self._is_last)
+        self._is_over = self._is_last
+        return {"type": "http.response.body", "body": data, "more_body": not self._is_last}
 
-    async def _send_on(self, begun: RestOf[bool]) -> None:
+    async def _send_on(self, begun: RestOf[None]) -> None:
+        """What could not be taken at once, and what gathers meanwhile."""
         try:
-            more = await begun
-            while more:
-                more = await self._send_gathered()
+            await begun
+            while not self._is_over and (self._chunks or self._is_last):
+                await self._send(self._gathered())
         except Exception:
             self._failed = True
             self._on_failure()
