@@ -131,25 +131,6 @@ class Dispatch:
         stream.move(Phase.HELD)
         return self._open()
 
-    def tokens(self, stream: Stream, delta: TokenDelta) -> Emit | None:
-        """What `delta` would say of tokens and nothing else to a stream in an engine, as nearly all are: at a fraction of the cost.
-
-        None: it is for `delta`.
-        """
-        if (
-            stream.phase is not Phase.HELD
-            or stream.attempt != delta.attempt
-            or delta.finish is not None
-            or delta.waited_s is not None  # what only a first one carries
-            or delta.cached_tokens is not None
-            or delta.prompt_logprobs
-            or not delta.token_ids
-        ):
-            return None
-        stream.emitted.extend(delta.token_ids)
-        self.yielded = True
-        return Emit(self.batch_id, Delta(stream.index, delta.token_ids, delta.logprobs))
-
     def delta(self, index: int, delta: TokenDelta, now: float) -> list[StreamEffect]:
         """New tokens, or the end, of an attempt; of an old attempt: nothing."""
         stream = self.streams[index]
@@ -280,3 +261,23 @@ class Dispatch:
             return []
         self.ended = True
         return [Ended(self.batch_id)]
+
+
+def tokens(dispatch: Dispatch, stream: Stream, delta: TokenDelta) -> Emit | None:
+    """What `dispatch.delta` says of tokens and nothing else to a stream in an engine, as nearly all are: at a fraction of the cost.
+
+    None: it is for `dispatch.delta`.
+    """
+    if (
+        stream.phase is not Phase.HELD
+        or stream.attempt != delta.attempt
+        or delta.finish is not None
+        or delta.waited_s is not None  # what only a first one carries
+        or delta.cached_tokens is not None
+        or delta.prompt_logprobs
+        or not delta.token_ids
+    ):
+        return None
+    stream.emitted.extend(delta.token_ids)
+    dispatch.yielded = True
+    return Emit(dispatch.batch_id, Delta(stream.index, delta.token_ids, delta.logprobs))

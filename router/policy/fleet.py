@@ -14,7 +14,7 @@ import msgspec
 from replica.contract.messages import Frame, TokenDelta, Welcome
 from router.policy.admission import Outlay
 from router.policy.calibration import Calibrations
-from router.policy.forecast import Forecast, Hit, OutputLength, fits, forecast, full_step_s, outlook
+from router.policy.forecast import Forecast, Hit, OutputLength, fits, forecast, outlook
 from router.policy.health import Flaps, Health, Watch
 from router.policy.incarnation import Incarnation
 from router.policy.known import Known
@@ -156,7 +156,7 @@ class Fleet:
         for known in self._known.values():
             if pause_s > 0:
                 known.health.excuse(pause_s)
-            self._expect(known, now)
+            known.expect(self.output_length.mean, now)
         stalled = tuple(known.view.incarnation for known in self._known.values() if known.health.check(now))
         if stalled:
             self._routable = None
@@ -193,14 +193,10 @@ class Fleet:
         # the other routers are as busy: each sees its own work only
         self._utilisation.add(expected.new_tokens * expected.token_s * max(1, known.routers), now)
         known.health.work(True, now)
-        self._expect(known, now)
+        known.expect(self.output_length.mean, now)
         if expected.shared_blocks:
             self._popularity.use(request.block_keys[expected.shared_blocks - 1], now)
         return prediction
-
-    def _expect(self, known: Known, now: float) -> None:
-        """To be called before its health is asked for: with every frame it would be the dearest part of one."""
-        known.health.expect(full_step_s(known.view, self.output_length.mean, now))
 
     def release(self, incarnation: Incarnation, attempt: int, now: float) -> None:
         """Idempotent, and harmless for an incarnation that is gone."""
@@ -256,7 +252,7 @@ class Fleet:
                 view, request, Hit(match.blocks(view.incarnation), shared, uses), output_tokens=self.output_length.mean, now=now
             )
             slo_s = view.limits.step_slo_s
-            self._expect(known, now)
+            known.expect(self.output_length.mean, now)
             ttfts = known.calibrations.ttft(expected.new_tokens)
             candidate = Candidate(
                 incarnation=view.incarnation,

@@ -1,7 +1,7 @@
 import pytest
 
 from replica.contract.messages import FinishReason, SamplingParams, TokenDelta, TokenLogprobs
-from router.dispatch import Bounds, Departure, Dispatch, Phase
+from router.dispatch import Bounds, Departure, Dispatch, Phase, tokens
 from router.effects import CancelAttempt, Emit, Ended, Opened, Reject, Release, StreamEffect, Submit
 from router.policy.incarnation import Incarnation
 from router.ports import Batch
@@ -48,7 +48,7 @@ def test_tokens_and_nothing_else_are_told_in_the_same_words_by_the_short_way() -
         one.send(0, R0, 1, 0.0)
         one.delta(0, TokenDelta(1, (5,), cached_tokens=0, waited_s=0.0), 0.1)
     told = TokenDelta(1, (6, 7), (TokenLogprobs(6, -1.0), TokenLogprobs(7, -2.0)))
-    assert [short.tokens(short.streams[0], told)] == long.delta(0, told, 0.2)
+    assert [tokens(short, short.streams[0], told)] == long.delta(0, told, 0.2)
     assert short.streams == long.streams and short.streams[0].emitted == [5, 6, 7]
 
 
@@ -56,7 +56,7 @@ def test_the_short_way_is_for_the_present_attempt_of_a_stream_in_an_engine_and_f
     one = dispatch()
     (stream,) = one.streams
     one.send(0, R0, 1, 0.0)
-    assert one.tokens(stream, TokenDelta(1, (5,))) is None, "not accepted yet: that is told first"
+    assert tokens(one, stream, TokenDelta(1, (5,))) is None, "not accepted yet: that is told first"
     one.accepted(0, 1)
     for more in (
         TokenDelta(1, (5,), finish=FinishReason.STOP),
@@ -66,9 +66,9 @@ def test_the_short_way_is_for_the_present_attempt_of_a_stream_in_an_engine_and_f
         TokenDelta(1),
         TokenDelta(2, (5,)),
     ):
-        assert one.tokens(stream, more) is None, more
+        assert tokens(one, stream, more) is None, more
     one.depart(0, Departure.LOST, 0.2)
-    assert one.tokens(stream, TokenDelta(1, (5,))) is None, "it has left"
+    assert tokens(one, stream, TokenDelta(1, (5,))) is None, "it has left"
     assert stream.emitted == [] and not one.yielded
 
 
