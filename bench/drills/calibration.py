@@ -1,4 +1,5 @@
-"""Drill: does a real replica do what was predicted of it? 2,000 requests of mixed lengths, arriving at random.
+"""Drill: does a real replica do what was predicted of it? 2,000 requests of mixed lengths, arriving at random, at little more than
+half of what the replica bears (a closed loop before them tells), so that machines of any speed have queues and none drowns.
 
 Of every request the router's prediction and what came of it are kept (/debug/decisions): how often each quantile of the time to
 first token held, by length; the error of the median; the loss beside a constant scale. Then the same trace runs through the
@@ -22,7 +23,7 @@ from bench import result, stack
 from bench.arrivals import poisson
 from bench.connection import Target
 from bench.drills.readings import Reading, Twin, read, twin
-from bench.load_client import LoadClient, closed_loop, open_loop
+from bench.load_client import Call, LoadClient, closed_loop, open_loop
 from bench.prompt_style import PromptStyle, completion, random_ids
 from bench.quantiles import quantile
 from bench.record import Outcome, RequestRecord
@@ -34,7 +35,6 @@ from bench.simulator.slo import Slo
 from bench.simulator.trace import TraceRequest, own_keys
 from bench.simulator.world import Layout
 from bench.summary import summarize
-from bench.works import Work, calls_of
 
 KEPT = 500  # decisions that the router keeps, and how many it is asked for at once
 KEEP_S = 30.0  # between two looks at them: no more than KEPT come meanwhile
@@ -44,6 +44,9 @@ LENGTHS = ((0.45, 24, 120), (0.40, 140, 480), (0.15, 540, 1_200))  # part, least
 BANDS = {"0.5": (45.0, 55.0), "0.9": (87.0, 93.0), "0.98": (97.0, 100.0)}
 MEDIAN_ERROR_MAX = 15.0
 AGREEMENT_MAX = 20.0
+LOAD = 0.55  # of what the replica bears
+STREAMS = 8  # of the loop that tells what that is
+LOOPED = 64  # its requests
 ENOUGH = 100  # of a length, below which its coverage is shown and not judged
 
 
@@ -67,14 +70,15 @@ def shapes(count: int, rate_per_s: float, seed: int) -> tuple[TraceRequest, ...]
     )
 
 
-async def run(url: str, trace: Sequence[TraceRequest], seed: int) -> Seen:
+async def run(url: str, count: int, rate_per_s: float | None, seed: int) -> tuple[tuple[TraceRequest, ...], Seen]:
     client = LoadClient(Target.parse(url), timeout_s=120.0)
-    style, draw = PromptStyle("smollm2"), random.Random(f"calibration/{seed}/ids")
+    draw = random.Random(f"calibration/{seed}/ids")
     kept: dict[str, Mapping[str, Any]] = {}
     pages: list[tuple[float, str]] = []
     try:
-        await closed_loop(client, calls_of(Work("calm", 4, 200, OUTPUT_TOKENS, 16), style, seed), streams=4)
-        calls = [completion(random_ids(draw, one.prompt_tokens), one.output_tokens, style) for one in trace]
+        looped = await closed_loop(client, _calls(shapes(LOOPED, 1.0, seed + 1), draw), streams=STREAMS)
+        trace = shapes(count, rate_per_s or LOAD * summarize(looped).completed_per_s, seed)
+        calls = _calls(trace, draw)
         began_s = looked_s = time.monotonic()
         load = asyncio.create_task(open_loop(client, calls, [one.arrival_s for one in trace]))
         while True:
@@ -91,7 +95,11 @@ async def run(url: str, trace: Sequence[TraceRequest], seed: int) -> Seen:
     finally:
         client.close()
     decisions = [kept[record.answer.id] for record in records if record.answer.id in kept]
-    return Seen(began_s, tuple(records), tuple(decisions), tuple(read(page, at_s) for at_s, page in pages))
+    return trace, Seen(began_s, tuple(records), tuple(decisions), tuple(read(page, at_s) for at_s, page in pages))
+
+
+def _calls(trace: Sequence[TraceRequest], draw: random.Random) -> list[Call]:
+    return [completion(random_ids(draw, one.prompt_tokens), one.output_tokens, PromptStyle("smollm2")) for one in trace]
 
 
 async def _keep(url: str, kept: dict[str, Mapping[str, Any]]) -> None:
@@ -183,18 +191,19 @@ def _banded(name: str, percent: float, band: tuple[float, float], *, judged: boo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=2_000)
-    parser.add_argument("--rate", type=float, default=4.0, help="requests a second")
+    parser.add_argument("--rate", type=float, help="requests a second, instead of what the replica shows that it bears")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     arguments = ["--replicas", "1", "--queue-time-slo-s", "600", "--debug-decisions", str(KEPT)]
-    trace = shapes(options.requests, options.rate, options.seed)
     try:
         with stack.served(arguments) as url:
-            seen = uvloop.run(run(url, trace, options.seed))
+            trace, seen = uvloop.run(run(url, options.requests, options.rate, options.seed))
     except stack.StackError as error:
         print(error)
         return 1
-    drill = report(seen, trace, {"serve": " ".join(arguments), "rate": f"{options.rate:g} req/s", "seed": str(options.seed)})
+    rate_per_s = len(trace) / trace[-1].arrival_s
+    told = {"serve": " ".join(arguments), "rate": f"{rate_per_s:.3g} req/s", "seed": str(options.seed)}
+    drill = report(seen, trace, told)
     result.show(drill)
     return 0 if drill.holds else 1
 

@@ -3,6 +3,10 @@
 A prediction p (seconds, unscaled) is corrected to s·p, where s is the forgetful ratio of actual to predicted sums. What
 is left, (actual − s·p) in units of (grain + 0.3·s·p), is kept in a window whose quantiles stand for a hand-set margin:
 a constant part for the step that a request must wait out, a proportional part for what the model gets wrong.
+
+A window says how it was; under a load that grows or falls, what comes is above or below. So every quantile that was promised is
+steered by whether the promise held: up by its share where it did not, down by the rest where it did, which settles only where
+they hold as often as they say (quantile tracking: Gibbs and Candès 2021, "Adaptive conformal inference under distribution shift").
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterable, Sequence
 from functools import cache
 from statistics import NormalDist
 
@@ -22,6 +27,8 @@ _DOUBT = 4.0
 _PRIOR_S = 0.5  # seconds of agreement that a new replica starts with
 _FORGET = 0.985
 _SCALE_MAX = 8.0
+STEER = 0.05  # of the residuals' unit, by one promise
+STEERED_MAX = 1.0  # either way
 _HALF_LIFE_S = 30.0  # a scale that is no longer fed returns to 1: a wrong model never refuses for ever
 # Cold: as if off by up to one unit below and a little more above, one in fifty by one and four tenths. A promise broken is worse than
 # one not made. What is seen takes the place of the widest first: doubt shrinks with every outcome, on both sides alike.
@@ -42,6 +49,7 @@ class Calibration:
         self._updated_s: float | None = None
         self._window: deque[float] = deque(_PRIOR_RESIDUALS)
         self._sorted: list[float] = sorted(_PRIOR_RESIDUALS)
+        self._steered: dict[float, float] = {}
         self.observations = 0
 
     def scale(self, now: float) -> float:
@@ -57,7 +65,14 @@ class Calibration:
     def quantile_s(self, predicted_s: float, grain_s: float, quantile: float, now: float) -> float:
         """The value that the actual time stays below with probability `quantile`; never negative."""
         scaled = self.scale(now) * predicted_s
-        return max(0.0, scaled + self._residual(quantile) * (grain_s + PROPORTIONAL * scaled))
+        residual = self._residual(quantile) + self._steered.get(quantile, 0.0)
+        return max(0.0, scaled + residual * (grain_s + PROPORTIONAL * scaled))
+
+    def kept(self, promises: Iterable[tuple[float, bool]]) -> None:
+        """Whether the actual time stayed within what `quantile_s` had said, by quantile."""
+        for quantile, within in promises:
+            moved = self._steered.get(quantile, 0.0) + STEER * (quantile - 1.0 if within else quantile)
+            self._steered[quantile] = min(STEERED_MAX, max(-STEERED_MAX, moved))
 
     def observe(self, predicted_s: float, actual_s: float, grain_s: float, now: float) -> None:
         """One prediction met its outcome. Predictions within a grain say nothing about the scale, only about the noise."""
@@ -111,5 +126,12 @@ class Calibrations:
         return bucket if bucket.observations >= self._ENOUGH else self._ttft
 
     def observe_ttft(self, new_tokens: int, predicted_s: float, actual_s: float, grain_s: float, now: float) -> None:
-        for one in (self._ttft, self._ttft_by_length[bisect_left(LENGTHS, new_tokens)]):
+        for one in self._of_ttft(new_tokens):
             one.observe(predicted_s, actual_s, grain_s, now)
+
+    def kept_ttft(self, new_tokens: int, promises: Sequence[tuple[float, bool]]) -> None:
+        for one in self._of_ttft(new_tokens):
+            one.kept(promises)
+
+    def _of_ttft(self, new_tokens: int) -> tuple[Calibration, Calibration]:
+        return self._ttft, self._ttft_by_length[bisect_left(LENGTHS, new_tokens)]

@@ -220,10 +220,12 @@ class Fleet:
         if delta.waited_s is not None:
             known.calibrations.wait.observe(lease.predicted_wait_s, delta.waited_s, lease.grain_s, now)
             if lease.prediction is not None:
-                self.coverage.observe("queue_time", lease.new_tokens, lease.prediction.queue_times_s, delta.waited_s)
+                promises = self.coverage.observe("queue_time", lease.new_tokens, lease.prediction.queue_times_s, delta.waited_s)
+                known.calibrations.wait.kept(promises)
         ttft_s = now - lease.dispatched_s
         if lease.prediction is not None:
-            self.coverage.observe("ttft", lease.new_tokens, lease.prediction.ttfts_s, ttft_s)
+            promises = self.coverage.observe("ttft", lease.new_tokens, lease.prediction.ttfts_s, ttft_s)
+            known.calibrations.kept_ttft(lease.new_tokens, promises)
         known.calibrations.observe_ttft(lease.new_tokens, lease.predicted_ttft_s, ttft_s, lease.grain_s, now)
 
     # --- the question ------------------------------------------------------------------------------------------------

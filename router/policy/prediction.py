@@ -49,12 +49,15 @@ class Coverage:
         self.quantiles = (*_QUANTILES, admission_quantile)
         self.counts: dict[tuple[str, str, float], Count] = {}
 
-    def observe(self, what: str, new_tokens: int, predicted_s: tuple[float, ...], actual_s: float) -> None:
+    def observe(self, what: str, new_tokens: int, predicted_s: tuple[float, ...], actual_s: float) -> list[tuple[float, bool]]:
+        """Each quantile, and whether the actual time stayed within it."""
         length = length_name(new_tokens)
-        for quantile, bound_s in zip(self.quantiles, predicted_s, strict=True):
+        promises = [(quantile, actual_s <= bound_s) for quantile, bound_s in zip(self.quantiles, predicted_s, strict=True)]
+        for quantile, within in promises:
             count = self.counts.setdefault((what, length, quantile), Count())
             count.total += 1
-            count.within += actual_s <= bound_s
+            count.within += within
+        return promises
 
 
 def length_name(new_tokens: int) -> str:

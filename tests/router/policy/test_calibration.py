@@ -1,11 +1,12 @@
 from itertools import pairwise
+from math import pi, sin
 from random import Random
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.policy.calibration import WINDOW, Calibration, Calibrations
+from router.policy.calibration import PROPORTIONAL, STEERED_MAX, WINDOW, Calibration, Calibrations
 
 
 def taught(factor: float, count: int = 200, noise: float = 0.2) -> Calibration:
@@ -65,6 +66,41 @@ def test_the_quantiles_cover_what_they_say(quantile: float) -> None:
         below += actual <= one.quantile_s(predicted, 0.05, quantile, now=20.0 + i * 0.1)
         one.observe(predicted, actual, 0.05, now=20.0 + i * 0.1)
     assert below / 400 == pytest.approx(quantile, abs=0.06)
+
+
+def held_under_waves(quantile: float, *, steered: bool) -> float:
+    """Of promises whose outcomes come twenty later, under a load that grows and falls once in 400: how often they hold."""
+    one, random, held, count = Calibration(), Random(4), 0, 6_000
+    promises: list[tuple[float, float]] = []
+    for i in range(count):
+        actual = 1.0 + 0.5 * sin(2 * pi * i / 400) ** 3 + random.uniform(-0.1, 0.1)
+        promises.append((one.quantile_s(1.0, 0.1, quantile, i * 0.1), actual))
+        if i >= 20:
+            bound, outcome = promises[i - 20]
+            held += outcome <= bound
+            if steered:
+                one.kept([(quantile, outcome <= bound)])
+            one.observe(1.0, outcome, 0.1, i * 0.1)
+    return held / (count - 20)
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.98])
+def test_promises_under_a_load_that_moves_hold_as_often_as_they_say(quantile: float) -> None:
+    assert held_under_waves(quantile, steered=True) == pytest.approx(quantile, abs=0.02)
+
+
+def test_without_steering_they_do_not() -> None:
+    assert held_under_waves(0.9, steered=False) < 0.7
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.5, 0.9, 0.98]), st.booleans()), max_size=200))
+def test_steering_is_bounded(promises: list[tuple[float, bool]]) -> None:
+    one = Calibration()
+    unit_s = 0.1 + PROPORTIONAL
+    before = {quantile: one.quantile_s(1.0, 0.1, quantile, 0.0) for quantile in (0.5, 0.9, 0.98)}
+    one.kept(promises)
+    for quantile, bound_s in before.items():
+        assert abs(one.quantile_s(1.0, 0.1, quantile, 0.0) - bound_s) <= STEERED_MAX * unit_s + 1e-9
 
 
 def test_what_is_no_longer_fed_returns_to_one() -> None:
