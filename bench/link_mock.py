@@ -55,7 +55,8 @@ QUEUED_TOKENS = 400_000  # of a full one, at SLOW: minutes of prefill
 @dataclass(slots=True)
 class _Stream:
     request: GenerateRequest
-    sent: int = 0
+    sent: int  # tokens, those of earlier attempts included
+    is_new: bool = True
 
 
 class MockReplica(asyncio.Protocol):
@@ -97,7 +98,7 @@ class MockReplica(asyncio.Protocol):
             message = wire.decode_to_replica(body)
             if isinstance(message, Submit):
                 for request in message.requests:
-                    self._streams[request.attempt] = _Stream(request)
+                    self._streams[request.attempt] = _Stream(request, sent=len(request.emitted_ids))
                     self._accepted.append(request.attempt)
                 self._wake()
             elif isinstance(message, Cancel):
@@ -132,7 +133,8 @@ class MockReplica(asyncio.Protocol):
 
     def _delta(self, stream: _Stream, events: list[KvEvent]) -> TokenDelta:
         request = stream.request
-        first, last = stream.sent == 0, stream.sent + 1 >= request.sampling.max_tokens
+        first, last = stream.is_new, stream.sent + 1 >= request.sampling.max_tokens
+        stream.is_new = False
         if first and request.block_keys:
             events.append(Stored(request.block_keys, b"\0" * 16))
         token = TOKEN_IDS[(request.attempt * 31 + stream.sent) % len(TOKEN_IDS)]

@@ -261,3 +261,23 @@ class Dispatch:
             return []
         self.ended = True
         return [Ended(self.batch_id)]
+
+
+def tokens(dispatch: Dispatch, stream: Stream, delta: TokenDelta) -> Emit | None:
+    """What `dispatch.delta` says of tokens and nothing else to a stream in an engine, as nearly all are: at a fraction of the cost.
+
+    None: it is for `dispatch.delta`.
+    """
+    if (
+        stream.phase is not Phase.HELD
+        or stream.attempt != delta.attempt
+        or delta.finish is not None
+        or delta.waited_s is not None  # what only a first one carries
+        or delta.cached_tokens is not None
+        or delta.prompt_logprobs
+        or not delta.token_ids
+    ):
+        return None
+    stream.emitted.extend(delta.token_ids)
+    dispatch.yielded = True
+    return Emit(dispatch.batch_id, Delta(stream.index, delta.token_ids, delta.logprobs))

@@ -138,12 +138,16 @@ class Dispatcher:
         self._put_off.clear()
         while todo:
             effect = todo.popleft()
-            if isinstance(effect, Submit | CancelAttempt | WantSnapshot):
-                todo.extend(self._to_replica(effect))
+            if isinstance(effect, Emit):
+                session = self._sessions.get(effect.batch_id)
+                if session is not None and not session.put(effect.delta):
+                    session.close()
+            elif isinstance(effect, (Opened, Reject, Ended)):
+                self._to_session(effect)
             elif isinstance(effect, Notice):
                 _log.warning(effect.event, replica=effect.replica_id, streams=effect.streams)
             else:
-                self._to_session(effect)
+                todo.extend(self._to_replica(effect))
         self._ticker.arm()
 
     def _to_replica(self, effect: Submit | CancelAttempt | WantSnapshot) -> list[Effect]:
@@ -158,14 +162,11 @@ class Dispatcher:
                 link.want_snapshot()
         return []
 
-    def _to_session(self, effect: Opened | Emit | Reject | Ended) -> None:
+    def _to_session(self, effect: Opened | Reject | Ended) -> None:
         session = self._sessions.get(effect.batch_id)
         if session is None:
             return
-        if isinstance(effect, Emit):
-            if not session.put(effect.delta):
-                session.close()
-        elif isinstance(effect, Opened):
+        if isinstance(effect, Opened):
             session.opened()
         elif isinstance(effect, Reject):
             session.reject(Rejected(effect.status, effect.reason, effect.message, effect.retry_after_s))

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from replica.contract.messages import GenerateRequest
 from router.policy.incarnation import Incarnation
 from router.ports import Delta
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(msgspec.Struct, frozen=True, gc=False):
     incarnation: Incarnation
     request: GenerateRequest
 
 
-@dataclass(frozen=True, slots=True)
-class CancelAttempt:
+class CancelAttempt(msgspec.Struct, frozen=True, gc=False):
     incarnation: Incarnation
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class WantSnapshot:
+class WantSnapshot(msgspec.Struct, frozen=True, gc=False):
     incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True, gc=False):
     """Worth a line in the log."""
 
     event: str
@@ -35,21 +31,18 @@ class Notice:
     streams: int  # that move because of it
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True, gc=False):
     """Every choice of the batch is in an engine: the caller gets its session."""
 
     batch_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
+class Emit(msgspec.Struct, frozen=True, gc=False):
     batch_id: int
     delta: Delta
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(msgspec.Struct, frozen=True, gc=False):
     """Nothing of the batch was emitted and nothing will be."""
 
     batch_id: int
@@ -59,15 +52,13 @@ class Reject:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """Every choice of the batch has its one outcome; nothing follows."""
 
     batch_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True, gc=False):
     """An attempt has left its replica, however: its lease ends. The switchboard's own; a shell never sees it."""
 
     incarnation: Incarnation

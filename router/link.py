@@ -29,6 +29,7 @@ from replica.contract.messages import (
     WantSnapshot,
     Welcome,
 )
+from router.gathering import gathered
 
 CONNECT_TIMEOUT_S = 5.0  # until Welcome
 SILENCE_MAX_S = 10.0  # a replica reports every 0.5 s; after this the connection counts as dead
@@ -190,8 +191,8 @@ class _Conversation(asyncio.Protocol):
             return
         self.heard_at_s = self._loop.time()
         try:
-            for body in self._splitter.feed(data):
-                self._heard(wire.decode_to_router(body))
+            for message in gathered(map(wire.decode_to_router, self._splitter.feed(data))):
+                self._heard(message)
         except wire.WireError as error:
             self.cut(str(error))
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from replica.contract.messages import EngineLimits, FinishReason, GenerateRequest, TokenLogprobs
 from router.policy.classes import Terms
 from router.policy.prediction import Prediction
@@ -41,8 +43,7 @@ class Failure:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """New tokens of requests[index]. A choice ends with exactly one Delta that has `finish`; nothing follows it."""
 
     index: int
@@ -74,7 +75,9 @@ class Session(Protocol):
 
     def __aiter__(self) -> Session: ...
 
-    async def __anext__(self) -> Delta: ...
+    async def __anext__(self) -> Sequence[Delta]:
+        """All that have come since the last time, in order; at least one."""
+        ...
 
     def stop(self, index: int) -> None:
         """The API needs no more of this choice (a stop string was found): cancel it at the replica, yield no Delta of it any more."""

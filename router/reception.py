@@ -175,6 +175,8 @@ class Reception:
         A head that a replica does not take though it is about to run dry must wait for reasons of its own, not for its turn:
         such a replica is offered to others meanwhile, a few at a time.
         """
+        if not len(self.queue):
+            return None
         behind = self._standing.behind(now)
         head = self.queue.head(behind, lambda tenant: self._standing.exceeds(tenant, now))
         if head is None:

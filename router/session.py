@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable
 
 from router.ports import Delta, Rejected
@@ -18,7 +17,7 @@ class BatchSession:
     def __init__(self, *, stop: Callable[[int], None], close: Callable[[], None]) -> None:
         self._stop = stop
         self._close = close
-        self._deltas: deque[Delta] = deque()
+        self._deltas: list[Delta] = []
         self._stopped: dict[int, None] = {}
         self._rejected: Rejected | None = None
         self._opened = False
@@ -30,7 +29,7 @@ class BatchSession:
     def __aiter__(self) -> BatchSession:
         return self
 
-    async def __anext__(self) -> Delta:
+    async def __anext__(self) -> list[Delta]:
         """Raises Rejected when the batch failed before anything of it was yielded."""
         while not self._deltas:
             if self._rejected is not None:
@@ -38,13 +37,14 @@ class BatchSession:
             if self._ended:
                 raise StopAsyncIteration
             await self._wait()
-        return self._deltas.popleft()
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def stop(self, index: int) -> None:
         if index in self._stopped or self._ended:
             return
         self._stopped[index] = None
-        self._deltas = deque(delta for delta in self._deltas if delta.index != index)
+        self._deltas = [delta for delta in self._deltas if delta.index != index]
         self._stop(index)
 
     def close(self) -> None:
@@ -75,7 +75,8 @@ class BatchSession:
         if len(self._deltas) >= DELTAS_MAX:
             return False
         self._deltas.append(delta)
-        self._wake()
+        if len(self._deltas) == 1:
+            self._wake()
         return True
 
     def reject(self, rejected: Rejected) -> None:
@@ -86,14 +87,11 @@ class BatchSession:
         self._ended = True
         self._wake()
 
-    async def _wait(self) -> None:
+    def _wait(self) -> asyncio.Future[None]:
         """One reader at a time."""
-        assert self._waiter is None
+        assert self._waiter is None or self._waiter.done()
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

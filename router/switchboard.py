@@ -80,8 +80,9 @@ class Switchboard:
 
     def frame(self, incarnation: Incarnation, frame: Frame, now: float) -> list[Effect]:
         now = self._event(now)
+        known = self.fleet.get(incarnation)
         news = self.fleet.frame(incarnation, frame, now)
-        if news is None:
+        if known is None or news is None:
             return []
         effects: list[Effect] = [WantSnapshot(incarnation)] if news.want_snapshot else []
         if news.returned:
@@ -90,8 +91,7 @@ class Switchboard:
             effects += self.traffic.accepted(incarnation, attempt, now)
         for bounce in frame.bounces:
             effects += self.traffic.bounced(incarnation, bounce, now)
-        for delta in frame.deltas:
-            effects += self.traffic.delta(incarnation, delta, now)
+        effects += self.traffic.deltas(known, frame.deltas, now)
         return effects + self._freshened(incarnation, now)
 
     def undelivered(self, incarnation: Incarnation, attempt: int, now: float) -> list[Effect]:

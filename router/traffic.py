@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from replica.contract.messages import Bounce, BounceReason, FinishReason, TokenDelta
-from router.dispatch import Bounds, Departure, Dispatch, Phase, Stream
+from router.dispatch import Bounds, Departure, Dispatch, Phase, Stream, tokens
 from router.effects import CancelAttempt, Effect, Ended, Reject, Release, StreamEffect
 from router.policy.fleet import Fleet
 from router.policy.incarnation import Incarnation
@@ -71,7 +71,7 @@ class Traffic:
         first, *others = dispatch.streams
         effects = self._send(dispatch, first, answer.choice, now)
         for stream in others:
-            effects += self._place(dispatch, stream, self._pool(dispatch), now)
+            effects += self._place(dispatch, stream, _pool(self._fleet, dispatch), now)
         return self.settle(effects, now)
 
     # --- what replicas say -------------------------------------------------------------------------------------------
@@ -80,18 +80,31 @@ class Traffic:
         dispatch, stream = self._of(attempt, incarnation)
         return self.settle(dispatch.accepted(stream.index, attempt), now) if dispatch is not None and stream is not None else []
 
-    def delta(self, incarnation: Incarnation, delta: TokenDelta, now: float) -> list[Effect]:
-        dispatch, stream = self._of(delta.attempt, incarnation)
-        known = self._fleet.get(incarnation)
-        if dispatch is None or stream is None or known is None:
-            return []
+    def deltas(self, known: Known, deltas: Sequence[TokenDelta], now: float) -> list[Effect]:
+        """All of one frame, in order."""
+        effects: list[Effect] = []
+        incarnation = known.view.incarnation
+        for delta in deltas:
+            found = self.attempts.get(delta.attempt)
+            if found is None or found[1].incarnation != incarnation:
+                continue
+            dispatch, stream = found
+            emit = tokens(dispatch, stream, delta)
+            if emit is not None:
+                effects.append(emit)
+            else:
+                effects += self._delta(known, dispatch, stream, delta, now)
+        return effects
+
+    def _delta(self, known: Known, dispatch: Dispatch, stream: Stream, delta: TokenDelta, now: float) -> list[Effect]:
+        """Of a stream that is on that replica: more than tokens."""
         fault = delta_fault(delta)
         if fault is not None:  # its tokens are good
             self._fleet.lies.note(fault)
             delta = msgspec.structs.replace(delta, cached_tokens=None, waited_s=None)
         known.view.accept(delta.attempt)
         if delta.cached_tokens is not None or delta.waited_s is not None:
-            self._fleet.first_delta(incarnation, delta, now)
+            self._fleet.first_delta(known.view.incarnation, delta, now)
             queue_time_s = None if delta.waited_s is None else stream.queued_s + delta.waited_s
             self._reception.decisions.outcome(dispatch.batch_id, queue_time_s, now - dispatch.batch.arrival_s, delta.cached_tokens)
         effects = dispatch.delta(stream.index, delta, now)
@@ -113,7 +126,7 @@ class Traffic:
         if bounce.reason in (BounceReason.NEVER_FITS, BounceReason.BAD_REQUEST):
             message = bounce.message or "no replica can hold this request"
             return effects + self.settle(dispatch.fail(stream.index, 400, bounce.reason.value, message), now)
-        others = [one for one in self._pool(dispatch) if one.view.incarnation != incarnation]
+        others = [one for one in _pool(self._fleet, dispatch) if one.view.incarnation != incarnation]
         if not dispatch.yielded and not (others and self._retries.take()):
             refusal = self._reception.full(batch_view(dispatch.batch), now)
             failed = dispatch.fail(stream.index, refusal.status, refusal.reason, refusal.message, refusal.retry_after_s)
@@ -141,10 +154,12 @@ class Traffic:
 
     def place_adrift(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        if not self._adrift:
+            return effects
         for dispatch in tuple(self._adrift.values()):
             for stream in dispatch.unplaced():
                 if now >= stream.retry_s:
-                    effects += self.settle(self._place(dispatch, stream, self._pool(dispatch), now), now)
+                    effects += self.settle(self._place(dispatch, stream, _pool(self._fleet, dispatch), now), now)
             if not dispatch.unplaced():
                 self._adrift.pop(dispatch.batch_id, None)
         return effects
@@ -166,9 +181,6 @@ class Traffic:
         """Whose it is; nobody's, if it has left that incarnation."""
         found = self.attempts.get(attempt)
         return found if found is not None and found[1].incarnation == incarnation else (None, None)
-
-    def _pool(self, dispatch: Dispatch) -> list[Known]:
-        return [known for known in self._fleet.routable() if known.view.fingerprint == dispatch.fingerprint]
 
     def _place(self, dispatch: Dispatch, stream: Stream, candidates: Sequence[Known], now: float) -> list[StreamEffect]:
         """A stream that was admitted goes where its first token comes soonest; nowhere: it stays adrift."""
@@ -214,6 +226,10 @@ class Traffic:
                 self._reception.forget(effect.batch_id)
             outward.append(effect)
         return outward
+
+
+def _pool(fleet: Fleet, dispatch: Dispatch) -> list[Known]:
+    return [known for known in fleet.routable() if known.view.fingerprint == dispatch.fingerprint]
 
 
 def batch_view(batch: Batch) -> RequestView:

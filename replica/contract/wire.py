@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import struct
 
 import msgspec
 
@@ -15,6 +16,7 @@ from replica.contract.messages import ToReplica, ToRouter
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH_BYTES = 4
+_length = struct.Struct("<I")
 
 _encoder = msgspec.msgpack.Encoder()
 _to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica)
@@ -52,22 +54,29 @@ class FrameSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The bodies that `data` completes. Raises WireError as soon as a frame announces more than `max_bytes`."""
+        if not self._buffer:  # mostly whole frames come
+            bodies, end = self._cut(data)
+            self._buffer += data[end:]
+            return bodies
         self._buffer += data
+        bodies, end = self._cut(self._buffer)
+        del self._buffer[:end]
+        return bodies
+
+    def _cut(self, data: bytes | bytearray) -> tuple[list[bytes], int]:
+        """The whole bodies in `data`, and where what is unfinished begins."""
         bodies: list[bytes] = []
-        start = 0
-        available = len(self._buffer)
+        start, available = 0, len(data)
         while available - start >= _LENGTH_BYTES:
-            length = int.from_bytes(self._buffer[start : start + _LENGTH_BYTES], "little")
+            (length,) = _length.unpack_from(data, start)
             if length > self.max_bytes:
                 raise WireError(f"frame of {length} bytes exceeds {self.max_bytes}")
             end = start + _LENGTH_BYTES + length
             if end > available:
                 break
-            bodies.append(bytes(self._buffer[start + _LENGTH_BYTES : end]))
+            bodies.append(bytes(data[start + _LENGTH_BYTES : end]))
             start = end
-        if start:
-            del self._buffer[:start]
-        return bodies
+        return bodies, start
 
 
 def decode_to_replica(body: bytes) -> ToReplica:

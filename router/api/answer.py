@@ -8,6 +8,7 @@ from typing import Protocol
 from replica.contract.messages import TokenLogprobs
 from router.api.choice import Piece
 from router.api.prompts import PromptIds
+from router.api.record import Record
 from router.ports import Delta
 from router.text.tokenizer import Tokenizer
 
@@ -33,18 +34,21 @@ class AnswerHead:
         return self.n * len(self.prompts)
 
 
-@dataclass(frozen=True, slots=True)
 class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
+    """Of one request, as of when it is asked."""
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
 
     def as_json(self) -> dict[str, object]:
+        record = self._record
         return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+            "total_tokens": record.prompt_tokens + record.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": record.cached_tokens},
         }
 
 

@@ -16,11 +16,13 @@ _ROLE = b'"delta":{"role":"assistant","content":""}'
 
 
 class ChatAnswer:
-    __slots__ = ("_chunks", "_head")
+    __slots__ = ("_chunks", "_head", "_shows_ids", "_shows_tokens")
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
         self._chunks = Chunks(CHAT, head)
+        self._shows_ids = head.token_ids
+        self._shows_tokens = head.token_ids or head.logprobs is not None
 
     def opening(self, delta: Delta, usage: Usage) -> bytes:
         outside = b',"prompt_token_ids":' + orjson.dumps(self._head.prompts[0]) if self._head.token_ids else b""
@@ -28,10 +30,8 @@ class ChatAnswer:
 
     def piece(self, index: int, piece: Piece, usage: Usage) -> bytes:
         events = b""
-        head = self._head
-        shows_tokens = bool(piece.token_ids) and (head.token_ids or head.logprobs is not None)
-        if piece.text or shows_tokens:
-            extra = token_ids_field(piece.token_ids) if head.token_ids else b""
+        if piece.text or (self._shows_tokens and piece.token_ids):
+            extra = token_ids_field(piece.token_ids) if self._shows_ids else b""
             events = self._chunks.text(index, piece.text, usage, logprobs=self._logprobs(piece), extra=extra)
         if piece.finish is not None:
             events += self._chunks.finish(index, piece.finish, piece.stop_reason, usage)

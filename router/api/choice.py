@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from replica.contract.messages import FinishReason, TokenLogprobs
 from router.ports import Delta
 from router.text.detokenizer import Detokenizer
@@ -26,8 +28,7 @@ class ChoiceOptions:
     nothing_wanted: bool = False  # max_tokens 0: the engine's token is dropped
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """What one Delta brought: the text that may be sent now, and the tokens behind what was accepted."""
 
     text: str

@@ -31,7 +31,7 @@ COMPLETION = Shape(b"text_completion", b'"text":', b"", b'"text":""')
 class Chunks:
     """Of one answer."""
 
-    __slots__ = ("_continuous", "_heads", "_shape", "_start", "_usage_null")
+    __slots__ = ("_after_text", "_before_text", "_continuous", "_end", "_heads", "_shape", "_start", "_usage_null")
 
     def __init__(self, shape: Shape, head: AnswerHead) -> None:
         self._shape = shape
@@ -43,21 +43,20 @@ class Chunks:
         )
         self._heads = [self._start + b'"choices":[{"index":%d,' % index for index in range(head.choices)]
         self._usage_null = b',"usage":null' if head.include_usage else b""
+        # What nearly every event of text is made of:
+        self._before_text = [one + shape.before_text for one in self._heads]
+        self._after_text = shape.after_text + b',"logprobs":null,"finish_reason":null'
+        self._end = b"}]%b}\n\n" % self._usage_null
         self._continuous = head.continuous_usage
 
     def text(self, index: int, text: str, usage: Usage, *, logprobs: Any = None, extra: bytes = b"") -> bytes:
         """`extra` goes into the choice: fields with a comma before each."""
-        shape = self._shape
-        shown = b"null" if logprobs is None else orjson.dumps(logprobs)
-        return b'%b%b%b%b,"logprobs":%b,"finish_reason":null%b}]%b}\n\n' % (
-            self._heads[index],
-            shape.before_text,
-            orjson.dumps(text),
-            shape.after_text,
-            shown,
-            extra,
-            self._usage(usage),
-        )
+        after_text, end = self._after_text, self._end
+        if logprobs is not None:
+            after_text = b'%b,"logprobs":%b,"finish_reason":null' % (self._shape.after_text, orjson.dumps(logprobs))
+        if self._continuous:
+            end = b"}]%b}\n\n" % self._usage(usage)
+        return b"".join((self._before_text[index], orjson.dumps(text), after_text, extra, end))
 
     def raw(self, index: int, content: bytes, usage: Usage, *, outside: bytes = b"") -> bytes:
         """A chunk whose choice begins with `content`; `outside` goes beside `choices`."""

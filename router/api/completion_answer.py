@@ -15,11 +15,13 @@ from router.ports import Delta
 
 
 class CompletionAnswer:
-    __slots__ = ("_chunks", "_head", "_logprobs")
+    __slots__ = ("_chunks", "_head", "_logprobs", "_shows_ids", "_shows_tokens")
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
         self._chunks = Chunks(COMPLETION, head)
+        self._shows_ids = head.token_ids
+        self._shows_tokens = head.token_ids or head.logprobs is not None
         self._logprobs = None if head.logprobs is None else [LegacyLogprobs(head.tokenizer, head.logprobs) for _ in range(head.choices)]
 
     def opening(self, delta: Delta, usage: Usage) -> bytes:
@@ -36,10 +38,8 @@ class CompletionAnswer:
 
     def piece(self, index: int, piece: Piece, usage: Usage) -> bytes:
         events = b""
-        head = self._head
-        shows_tokens = bool(piece.token_ids) and (head.token_ids or head.logprobs is not None)
-        if piece.text or shows_tokens:
-            extra = token_ids_field(piece.token_ids) if head.token_ids else b""
+        if piece.text or (self._shows_tokens and piece.token_ids):
+            extra = token_ids_field(piece.token_ids) if self._shows_ids else b""
             logprobs = None if self._logprobs is None else self._logprobs[index].output(piece.logprobs)
             events = self._chunks.text(index, piece.text, usage, logprobs=logprobs, extra=extra)
         if piece.finish is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -173,8 +173,9 @@ def _refused(error: ApiError) -> Outcome:
 
 async def _whole(run: Run, renderer: Renderer, record: Record, scope: Scope, send: Send, connection: WhileConnected) -> Outcome:
     choices = [WholeChoice() for _ in range(record.choices)]
-    while (event := await run.next()) is not None:
-        choices[event.delta.index].add(event.delta, event.piece)
+    while not run.is_over:
+        for event in run.events(await run.next()):
+            choices[event.delta.index].add(event.delta, event.piece)
     try:
         body = renderer.whole(choices, run.usage)
     except Exception as error:
@@ -186,18 +187,18 @@ async def _whole(run: Run, renderer: Renderer, record: Record, scope: Scope, sen
 
 async def _stream(run: Run, renderer: Renderer, record: Record, scope: Scope, send: Send, connection: WhileConnected) -> Outcome:
     """Headers leave with the first Delta: until then the answer can still be an error of its own."""
-    event = await run.next()
-    assert event is not None, "a request without choices"
-    first = _events(run, renderer, event)
+    events = run.events(await run.next())
+    first = _rendered(run, renderer, next(events))
     await start_event_stream(scope, send)
     outbox = Outbox(send, connection.leave)
     outcome = Outcome.FINISHED
     try:
         outbox.put(first)
         try:
-            while (event := await run.next()) is not None:
-                if events := _events(run, renderer, event):
-                    outbox.put(events)
+            _put_all(outbox, run, renderer, events)
+            while not run.is_over:
+                outbox.flush()
+                _put_all(outbox, run, renderer, run.events(await run.next()))
             outbox.put(renderer.closing(run.usage) + DONE)
         except ApiError as error:
             run.close()
@@ -214,7 +215,14 @@ async def _stream(run: Run, renderer: Renderer, record: Record, scope: Scope, se
     return outcome
 
 
-def _events(run: Run, renderer: Renderer, event: Event) -> bytes:
+def _put_all(outbox: Outbox, run: Run, renderer: Renderer, events: Iterator[Event]) -> None:
+    """Tokens that came together are sent together, each as an event of its own."""
+    for event in events:
+        if data := _rendered(run, renderer, event):
+            outbox.put(data)
+
+
+def _rendered(run: Run, renderer: Renderer, event: Event) -> bytes:
     usage = run.usage
     try:
         opening = renderer.opening(event.delta, usage) if event.first else b""

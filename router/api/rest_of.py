@@ -9,11 +9,14 @@ Result = TypeVar("Result")
 
 
 class RestOf(Generic[Result]):
-    """To be awaited once, by the task that made the first step. `waits_for` is what that step, `coroutine.send(None)`, returned."""
+    """To be awaited once: by the task that made the first step, or by any if that step left nothing with its task.
+
+    `waits_for` is what that step, `coroutine.send(None)`, returned.
+    """
 
     __slots__ = ("_coroutine", "_waits_for")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Result], waits_for: Any) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Result] | Generator[Any, Any, Result], waits_for: Any) -> None:
         self._coroutine = coroutine
         self._waits_for = waits_for
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import structlog
 
 from replica.contract.messages import FinishReason
@@ -17,8 +18,7 @@ from router.ports import Delta, Rejected, Session
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, gc=False):
     """A Delta and what became of it. `first` marks a choice's first one."""
 
     delta: Delta
@@ -27,9 +27,9 @@ class Event:
 
 
 class Run:
-    """Call next() until None. Raises ApiError when the request as a whole has failed. close() in any case."""
+    """Call next() until it is over. Raises ApiError when the request as a whole has failed. close() in any case."""
 
-    __slots__ = ("_begun", "_cached", "_choices", "_context", "_n", "_open", "_record", "_session")
+    __slots__ = ("_begun", "_choices", "_context", "_gap", "_n", "_open", "_record", "_session", "usage")
 
     def __init__(self, context: Context, session: Session, options: ChoiceOptions, record: Record, n: int) -> None:
         self._context = context
@@ -39,38 +39,43 @@ class Run:
         self._choices = [Choice(options) for _ in range(record.choices)]
         self._begun = [False] * record.choices
         self._open = record.choices
-        self._cached = 0
+        self._gap = context.metrics.gap
+        self.usage = Usage(record)
 
     @property
-    def usage(self) -> Usage:
-        """So far."""
-        record = self._record
-        return Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
+    def is_over(self) -> bool:
+        """Every choice has finished."""
+        return not self._open
 
-    async def next(self) -> Event | None:
-        while self._open:
-            try:
-                delta = await self._session.__anext__()
-            except StopAsyncIteration:
-                raise ApiError(500, "the answer ended early", code="generation_failed") from None
-            except Rejected as rejected:
-                raise from_rejected(rejected) from None
-            except Exception as error:
-                _log.exception("the backend failed under request")
-                raise ApiError(500, "the request failed inside the server", code="internal_error") from error
-            if not self._choices[delta.index].finished:
-                return self._take(delta)
-        return None
+    async def next(self) -> Sequence[Delta]:
+        """All that have come, for `events`."""
+        try:
+            return await self._session.__anext__()
+        except StopAsyncIteration:
+            raise ApiError(500, "the answer ended early", code="generation_failed") from None
+        except Rejected as rejected:
+            raise from_rejected(rejected) from None
+        except Exception as error:
+            _log.exception("the backend failed under request")
+            raise ApiError(500, "the request failed inside the server", code="internal_error") from error
+
+    def events(self, deltas: Sequence[Delta]) -> Iterator[Event]:
+        """What becomes of Deltas that came together. What was yielded before it raises ApiError is good."""
+        now_s = self._context.clock()
+        for delta in deltas:
+            choice = self._choices[delta.index]
+            if not choice.finished:
+                yield self._take(choice, delta, now_s)
 
     def close(self) -> None:
         self._session.close()
 
-    def _take(self, delta: Delta) -> Event:
+    def _take(self, choice: Choice, delta: Delta, now_s: float) -> Event:
         if delta.finish is not None and delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
             raise _failure(delta)
         index = delta.index
-        choice = self._choices[index]
-        self._observe(delta)
+        first = not self._begun[index]
+        self._observe(delta, first, now_s)
         before = choice.completion_tokens
         try:
             piece = choice.push(delta)
@@ -83,21 +88,19 @@ class Run:
             self._record.finish_reasons.append(piece.finish)
             if delta.finish is None:
                 self._session.stop(index)
-        first = not self._begun[index]
         self._begun[index] = True
         return Event(delta, piece, first)
 
-    def _observe(self, delta: Delta) -> None:
-        record, metrics = self._record, self._context.metrics
-        if delta.cached_tokens is not None and delta.index % self._n == 0 and not self._begun[delta.index]:
+    def _observe(self, delta: Delta, first: bool, now_s: float) -> None:
+        record = self._record
+        if first and delta.cached_tokens is not None and delta.index % self._n == 0:
             record.cached_tokens += delta.cached_tokens
-        now_s = self._context.clock()
         waiting = record.first_token_s is None
         gap_s = record.saw(delta, now_s)
-        if waiting and record.first_token_s is not None:
-            metrics.first_token(record, now_s)
         if gap_s is not None:
-            metrics.gap(gap_s)
+            self._gap(gap_s)
+        elif waiting and record.first_token_s is not None:
+            self._context.metrics.first_token(record, now_s)
 
 
 def _failure(delta: Delta) -> ApiError:

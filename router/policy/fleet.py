@@ -7,8 +7,9 @@ the pool are leaving, the first newcomer's pool takes its place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
+
+import msgspec
 
 from replica.contract.messages import Frame, TokenDelta, Welcome
 from router.policy.admission import Outlay
@@ -33,8 +34,7 @@ SCORED_MAX = 16  # above it: the longest hits and a random sample, so that the c
 HIT_S = 300.0  # a prefix that was found counts for so long, and at most twice as long
 
 
-@dataclass(frozen=True, slots=True)
-class FrameNews:
+class FrameNews(msgspec.Struct, frozen=True, gc=False):
     want_snapshot: bool
     returned: bool  # a stalled replica passed its probe
 
@@ -145,8 +145,7 @@ class Fleet:
         known.routers = frame.routers
         was_routable = known.is_routable
         known.view.report(frame.load, frame.accepted, now)
-        expected_s = outlook(known.view, self.output_length.mean, now).step_s
-        returned = known.health.frame(frame.load, known.view.own > 0, now, expected_s)
+        returned = known.health.frame(frame.load, known.view.own > 0, now)
         if known.is_routable is not was_routable:
             self._routable = None
         return FrameNews(self.index.frame(incarnation, frame), returned)
@@ -154,9 +153,10 @@ class Fleet:
     def check(self, now: float) -> tuple[tuple[Incarnation, ...], float]:
         """Replicas just found stalled, and for how long the router itself stood still. To be called a few times a second."""
         pause_s = self._watch.tick(now)
-        if pause_s > 0:
-            for known in self._known.values():
+        for known in self._known.values():
+            if pause_s > 0:
                 known.health.excuse(pause_s)
+            known.expect(self.output_length.mean, now)
         stalled = tuple(known.view.incarnation for known in self._known.values() if known.health.check(now))
         if stalled:
             self._routable = None
@@ -193,7 +193,7 @@ class Fleet:
         # the other routers are as busy: each sees its own work only
         self._utilisation.add(expected.new_tokens * expected.token_s * max(1, known.routers), now)
         known.health.work(True, now)
-        known.health.expect(outlook(known.view, self.output_length.mean, now).step_s)
+        known.expect(self.output_length.mean, now)
         if expected.shared_blocks:
             self._popularity.use(request.block_keys[expected.shared_blocks - 1], now)
         return prediction
@@ -254,6 +254,7 @@ class Fleet:
                 view, request, Hit(match.blocks(view.incarnation), shared, uses), output_tokens=self.output_length.mean, now=now
             )
             slo_s = view.limits.step_slo_s
+            known.expect(self.output_length.mean, now)
             ttfts = known.calibrations.ttft(expected.new_tokens)
             candidate = Candidate(
                 incarnation=view.incarnation,

@@ -85,14 +85,24 @@ class Outlook(msgspec.Struct, frozen=True, gc=False):
 
 def outlook(view: ReplicaView, output_tokens: float, now: float) -> Outlook:
     """As of now: nothing is scheduled before the step that runs has ended."""
-    there = view.requests(now)
-    state = view.outlook
-    if state is None or state.there != there:
-        state = view.outlook = _outlook(view, there, output_tokens)
+    state = _kept(view, output_tokens, now)
     if state.began_s is None:
         return state
     left_s = max(0.0, state.running_s - max(0.0, now - state.began_s))
     return msgspec.structs.replace(state, left_s=left_s, drain_s=state.drain_s + left_s, short_drain_s=state.short_drain_s + left_s)
+
+
+def full_step_s(view: ReplicaView, output_tokens: float, now: float) -> float:
+    """What a step may take with all that is there and on its way."""
+    return _kept(view, output_tokens, now).step_s
+
+
+def _kept(view: ReplicaView, output_tokens: float, now: float) -> Outlook:
+    there = view.requests(now)
+    state = view.outlook
+    if state is None or state.there != there:
+        state = view.outlook = _outlook(view, there, output_tokens)
+    return state
 
 
 def _outlook(view: ReplicaView, there: int, output_tokens: float) -> Outlook:

@@ -79,11 +79,11 @@ class Health:
         return max(_WEIGHT_LEAST, weight)
 
     def expect(self, step_s: float) -> None:
-        """Work was sent there: its next step may take so long."""
+        """Of what it reports and what is on its way to it, a full step may take so long."""
         self._step_s = max(self._step_s, step_s)
 
-    def frame(self, load: LoadReport, has_work: bool, now: float, expected_s: float = 0.0) -> bool:
-        """A frame came. True: a stalled replica has just returned. `expected_s`: a full step of what it reports and what is on its way."""
+    def frame(self, load: LoadReport, has_work: bool, now: float) -> bool:
+        """A frame came. True: a stalled replica has just returned."""
         moved = load.progress != self._progress
         idle = load.running + load.waiting == 0
         self._progress = load.progress
@@ -92,7 +92,7 @@ class Health:
             self._seen_s = max(now - self._moved_s, _SEEN_FADES * self._seen_s)
         if moved:  # an idle report is no progress: work of ours may be lost on its way to the engine
             self._moved_s = now
-        self._step_s = max(load.predicted_step_s, expected_s)
+        self._step_s = load.predicted_step_s
         self.work(has_work, now)
         if self.pulse is Pulse.BEATING:
             self._steps_seen += moved

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from router.policy.calibration import Calibrations
+from router.policy.forecast import full_step_s
 from router.policy.health import Health, Pulse
 from router.policy.load import ReplicaView
 
@@ -27,3 +28,7 @@ class Known:
     def is_in(self, pool: ReplicaView | None) -> bool:
         """Routable among the replicas like `pool`."""
         return pool is not None and self.is_routable and self.view.fingerprint == pool.fingerprint
+
+    def expect(self, output_tokens: float, now: float) -> None:
+        """To be called before its health is asked for: with every frame it would be the dearest part of one."""
+        self.health.expect(full_step_s(self.view, output_tokens, now))

@@ -42,24 +42,25 @@ def limits_fault(limits: EngineLimits) -> str | None:
 
 def load_fault(load: LoadReport, limits: EngineLimits, before: LoadReport | None = None) -> str | None:
     """`before`: the last report of the same incarnation that was believed."""
-    counts = (
-        load.progress,
-        load.running,
-        load.waiting,
-        load.queued_prefill_tokens,
-        load.context_tokens,
-        load.free_blocks,
-        load.evictable_blocks,
-    )
-    if min(counts) < 0:
+    running, waiting, queued, context = load.running, load.waiting, load.queued_prefill_tokens, load.context_tokens
+    if load.progress < 0 or running < 0 or waiting < 0 or queued < 0 or context < 0 or load.free_blocks < 0 or load.evictable_blocks < 0:
         return "negative_load"
-    if max(counts) > COUNT_MAX or load.free_blocks + load.evictable_blocks > limits.num_blocks:
+    if (
+        max(load.progress, running, waiting, queued, context, load.free_blocks, load.evictable_blocks) > COUNT_MAX
+        or load.free_blocks + load.evictable_blocks > limits.num_blocks
+    ):
         return "impossible_load"
     if load.short_prefill_tokens is not None and not 0 <= load.short_prefill_tokens <= load.queued_prefill_tokens:
         return "impossible_load"
     k = load.step_time
-    times = (k.a, k.b, k.c, k.d, k.e, load.predicted_step_s)
-    if not all(0 <= one <= STEP_S_MAX for one in times):  # what is no number is in no range
+    if not (  # what is no number is in no range
+        0 <= k.a <= STEP_S_MAX
+        and 0 <= k.b <= STEP_S_MAX
+        and 0 <= k.c <= STEP_S_MAX
+        and 0 <= k.d <= STEP_S_MAX
+        and 0 <= k.e <= STEP_S_MAX
+        and 0 <= load.predicted_step_s <= STEP_S_MAX
+    ):
         return "step_time"
     if not (0 <= load.step_spread <= 1 and 0 <= load.busy_s < math.inf and 0 <= load.foreseen_s < math.inf):  # which NaN never is
         return "step_time"

@@ -45,6 +45,15 @@ def test_what_is_not_for_a_replica_is_refused(body: bytes) -> None:
         wire.decode_to_replica(body)
 
 
+@pytest.mark.parametrize("size", [1, 3, 7, 40, 10_000])
+def test_frames_come_whole_however_the_stream_is_cut(size: int) -> None:
+    messages = [Cancel(tuple(range(count))) for count in (1, 0, 300, 2, 5)]
+    data = b"".join(map(wire.encode, messages))
+    splitter = wire.FrameSplitter()
+    bodies = [body for start in range(0, len(data), size) for body in splitter.feed(data[start : start + size])]
+    assert [wire.decode_to_replica(body) for body in bodies] == messages
+
+
 async def test_an_oversized_frame_is_refused_before_it_is_read() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(wire.encode(Cancel((1,)))[:4])  # the length alone is enough to judge

@@ -31,6 +31,7 @@ class Script:
     queue_time_s: float | None = 0.01
     delay_s: float = 0.0  # before each Delta
     finish_alone: bool = False  # the finish comes in a Delta of its own
+    together: int = 1  # so many Deltas come at once
 
 
 def repeat(token: int, count: int) -> Script:
@@ -110,7 +111,7 @@ class FakeSession:
     def __aiter__(self) -> FakeSession:
         return self
 
-    async def __anext__(self) -> Delta:
+    async def __anext__(self) -> list[Delta]:
         if not self._turn or self.closed:
             raise StopAsyncIteration
         script, _ = self._plans[self._turn[0]]
@@ -120,6 +121,12 @@ class FakeSession:
             await asyncio.sleep(0)
         if not self._turn or self.closed:
             raise StopAsyncIteration
+        deltas: list[Delta] = []
+        while self._turn and len(deltas) < script.together:
+            deltas.append(self._next())
+        return deltas
+
+    def _next(self) -> Delta:
         index = self._turn.pop(0)
         delta = next(self._plans[index][1])
         self.delivered_tokens += len(delta.token_ids)

@@ -1,7 +1,7 @@
 import pytest
 
-from replica.contract.messages import FinishReason, SamplingParams, TokenDelta
-from router.dispatch import Bounds, Departure, Dispatch, Phase
+from replica.contract.messages import FinishReason, SamplingParams, TokenDelta, TokenLogprobs
+from router.dispatch import Bounds, Departure, Dispatch, Phase, tokens
 from router.effects import CancelAttempt, Emit, Ended, Opened, Reject, Release, StreamEffect, Submit
 from router.policy.incarnation import Incarnation
 from router.ports import Batch
@@ -40,6 +40,36 @@ def test_tokens_may_come_before_the_acceptance_is_told() -> None:
     one = dispatch()
     one.send(0, R0, 1, 0.0)
     assert [type(effect) for effect in one.delta(0, TokenDelta(1, (5,)), 0.1)] == [Opened, Emit]
+
+
+def test_tokens_and_nothing_else_are_told_in_the_same_words_by_the_short_way() -> None:
+    short, long = dispatch(), dispatch()
+    for one in (short, long):
+        one.send(0, R0, 1, 0.0)
+        one.delta(0, TokenDelta(1, (5,), cached_tokens=0, waited_s=0.0), 0.1)
+    told = TokenDelta(1, (6, 7), (TokenLogprobs(6, -1.0), TokenLogprobs(7, -2.0)))
+    assert [tokens(short, short.streams[0], told)] == long.delta(0, told, 0.2)
+    assert short.streams == long.streams and short.streams[0].emitted == [5, 6, 7]
+
+
+def test_the_short_way_is_for_the_present_attempt_of_a_stream_in_an_engine_and_for_tokens_alone() -> None:
+    one = dispatch()
+    (stream,) = one.streams
+    one.send(0, R0, 1, 0.0)
+    assert tokens(one, stream, TokenDelta(1, (5,))) is None, "not accepted yet: that is told first"
+    one.accepted(0, 1)
+    for more in (
+        TokenDelta(1, (5,), finish=FinishReason.STOP),
+        TokenDelta(1, (5,), cached_tokens=0),
+        TokenDelta(1, (5,), waited_s=0.0),
+        TokenDelta(1, (5,), prompt_logprobs=(None,)),
+        TokenDelta(1),
+        TokenDelta(2, (5,)),
+    ):
+        assert tokens(one, stream, more) is None, more
+    one.depart(0, Departure.LOST, 0.2)
+    assert tokens(one, stream, TokenDelta(1, (5,))) is None, "it has left"
+    assert stream.emitted == [] and not one.yielded
 
 
 def test_a_move_goes_on_from_what_was_passed_on_and_repeats_no_first_fact() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from router.api import logprobs, submission
 from router.api.choice import Choice, Piece

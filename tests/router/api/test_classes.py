@@ -134,13 +134,13 @@ async def test_predictions_and_promises_are_counted() -> None:
     assert {"1.8", "1.9", "2.0", "2.1", "2.2", "9.5", "10.5", "600.0"} <= buckets, "fine round every promise"
 
 
-async def lost(self: FakeSession) -> Delta:
+async def lost(self: FakeSession) -> tuple[Delta]:
     """Some tokens, then the replicas were lost."""
     self.delivered_tokens += 1
     if self.delivered_tokens == 1:
-        return Delta(0, (28120,), predicted=Prediction((0.1,) * 3, (0.2,) * 3, 31, 0))
+        return (Delta(0, (28120,), predicted=Prediction((0.1,) * 3, (0.2,) * 3, 31, 0)),)
     failure = Failure(503, "replicas_lost", 2.0)
-    return Delta(0, finish=FinishReason.ERROR, error="2 replicas were lost while they served this request", failure=failure)
+    return (Delta(0, finish=FinishReason.ERROR, error="2 replicas were lost while they served this request", failure=failure),)
 
 
 async def test_lost_replicas_are_503_where_nothing_was_sent_and_an_event_where_it_was(

@@ -25,6 +25,26 @@ def call(**fields: Any) -> RawCall:
     return RawCall(json.dumps({"model": "smollm2", "messages": HI, "stream": True} | fields).encode())
 
 
+async def test_what_came_together_leaves_together_and_stays_apart(backend: FakeBackend) -> None:
+    """One message for the server, an event for each Delta."""
+    app = build_app(backend, smollm2(), RouterConfig())
+    backend.script = lambda request: Script(tokens=(28120,) * 12, finish=FinishReason.LENGTH, stop_id=None, together=4)
+    one = call(max_tokens=12)
+    await one.run(app)
+    assert [message["body"].count(b"data: ") for message in one.sent[1:]] == [1 + 4, 4, 4 + 1 + 1]  # role, tokens, finish, [DONE]
+    assert one.complete and choices_of(events_of(one.text))[0].texts == ["hello"] * 12
+
+
+@pytest.mark.parametrize("together", [1, 3, 8])
+async def test_tokens_before_a_failure_that_came_with_them_are_shown(
+    backend: FakeBackend, client: httpx.AsyncClient, together: int
+) -> None:
+    failing = Script(tokens=(28120,) * 4, finish=FinishReason.ERROR, stop_id=None, error="why", finish_alone=True, together=together)
+    backend.script = lambda request: failing
+    events = await stream(client, CHAT)
+    assert choices_of(events)[0].texts == ["hello"] * 4 and "error" in events[-1]
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_an_error_inside_a_stream(client: httpx.AsyncClient, backend: FakeBackend, path: str) -> None:
     """One error event ends every choice still open, then [DONE]."""

@@ -117,7 +117,8 @@ def test_a_frame_does_not_forget_what_is_on_its_way() -> None:
     one = health()
     one.work(True, 0.0)
     one.expect(3.0)
-    one.frame(load(progress=1001), True, 0.1, expected_s=3.0)
+    one.frame(load(progress=1001), True, 0.1)
+    one.expect(3.0)
     assert one.limit_s() == 12.0
     one.frame(load(progress=1002), True, 0.2)
     assert one.limit_s() == 2.0, "the control: without it the limit is the shortest one"
