@@ -29,6 +29,7 @@ _FORGET = 0.985
 _SCALE_MAX = 8.0
 STEER = 0.05  # of the residuals' unit, by one promise
 STEERED_MAX = 1.0  # either way
+STEERED_FROM = 64  # outcomes: of fewer, the first misses of a new replica would make it careful for long
 _HALF_LIFE_S = 30.0  # a scale that is no longer fed returns to 1: a wrong model never refuses for ever
 # Cold: as if off by up to one unit below and a little more above, one in fifty by one and four tenths. A promise broken is worse than
 # one not made. What is seen takes the place of the widest first: doubt shrinks with every outcome, on both sides alike.
@@ -70,6 +71,8 @@ class Calibration:
 
     def kept(self, promises: Iterable[tuple[float, bool]]) -> None:
         """Whether the actual time stayed within what `quantile_s` had said, by quantile."""
+        if self.observations < STEERED_FROM:
+            return
         for quantile, within in promises:
             moved = self._steered.get(quantile, 0.0) + STEER * (quantile - 1.0 if within else quantile)
             self._steered[quantile] = min(STEERED_MAX, max(-STEERED_MAX, moved))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.policy.calibration import PROPORTIONAL, STEERED_MAX, WINDOW, Calibration, Calibrations
+from router.policy.calibration import PROPORTIONAL, STEERED_FROM, STEERED_MAX, WINDOW, Calibration, Calibrations
 
 
 def taught(factor: float, count: int = 200, noise: float = 0.2) -> Calibration:
@@ -96,11 +96,24 @@ def test_without_steering_they_do_not() -> None:
 @given(st.lists(st.tuples(st.sampled_from([0.5, 0.9, 0.98]), st.booleans()), max_size=200))
 def test_steering_is_bounded(promises: list[tuple[float, bool]]) -> None:
     one = Calibration()
+    for _ in range(STEERED_FROM):
+        one.observe(1.0, 1.0, 0.1, 0.0)
     unit_s = 0.1 + PROPORTIONAL
     before = {quantile: one.quantile_s(1.0, 0.1, quantile, 0.0) for quantile in (0.5, 0.9, 0.98)}
     one.kept(promises)
     for quantile, bound_s in before.items():
         assert abs(one.quantile_s(1.0, 0.1, quantile, 0.0) - bound_s) <= STEERED_MAX * unit_s + 1e-9
+
+
+def test_the_first_few_outcomes_steer_nothing() -> None:
+    one = Calibration()
+    for _ in range(STEERED_FROM):
+        before_s = one.quantile_s(1.0, 0.1, 0.98, 0.0)
+        one.kept([(0.98, False)])
+        assert one.quantile_s(1.0, 0.1, 0.98, 0.0) == before_s
+        one.observe(1.0, 1.0, 0.1, 0.0)
+    one.kept([(0.98, False)])
+    assert one.quantile_s(1.0, 0.1, 0.98, 0.0) > before_s
 
 
 def test_what_is_no_longer_fed_returns_to_one() -> None:
