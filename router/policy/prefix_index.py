@@ -2,25 +2,27 @@
 
 Every incarnation has a bit. `_holders` maps a block key to the bits of its holders, so a prompt is matched against all
 replicas in one walk over its keys. A bit whose incarnation is gone is ignored at once (`_live`) and swept out later.
+
+`_holders` is a plain dict, the least recently used first: to use a key is to take it out and put it in again, half the work that an
+OrderedDict has with it. What an attempt will bring is one run of a chain, under the first of its keys: a key tells all before it, so
+where two chains part they stay apart, and nobody has to look at each key of a run.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from replica.contract.messages import Frame, KvEvent, Removed, Snapshot, Stored
 from router.policy.incarnation import Incarnation
 from router.policy.prefix_match import PrefixMatch
 
-ENTRY_BYTES = 240  # of one key: the 16-byte key object, its node in the OrderedDict, the bits; measured by a test
+ENTRY_BYTES = 240  # of one key, at most: the 16-byte key object, its place in a dict that has just grown, the bits; measured by a test
+_EVICTED_PART = 64  # of all entries, as many leave at once: to look for the oldest one costs as much as for a thousand
 _RETIRED_BITS_MAX = 32  # then they are swept
 _STALE_MAX = 8  # frames in a row from the past: it is our sequence that is wrong
-
-
-class _Alone(dict[int, dict[int, None]]):
-    """Bit → attempts, with one attempt in it: shared by all keys that nobody else brings. Who joins in gets a copy."""
 
 
 @dataclass(slots=True)
@@ -30,7 +32,20 @@ class _View:
     bit: int
     sequence: int | None = None
     stale: int = 0  # frames in a row that claimed to be older
-    coming: dict[int, tuple[bytes, ...]] = field(default_factory=dict)  # attempt → keys it will bring
+    coming: dict[int, _Run] = field(default_factory=dict)  # by attempt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """Keys that an attempt will bring: at least one, each the next block of the one before it."""
+
+    view: _View
+    keys: tuple[bytes, ...]
+
+    def common(self, keys: Sequence[bytes], depth: int) -> int:
+        """How many of `keys`, from `depth` on, it begins with; the first one it does."""
+        longest = min(len(self.keys), len(keys) - depth)
+        return bisect_left(range(longest), True, key=lambda place: self.keys[place] != keys[depth + place])
 
 
 class PrefixIndex:
@@ -38,12 +53,13 @@ class PrefixIndex:
 
     def __init__(self, bytes_max: int) -> None:
         self._entries_max = max(1, bytes_max // ENTRY_BYTES)
-        self._holders: OrderedDict[bytes, int] = OrderedDict()
+        self._evicted = max(1, self._entries_max // _EVICTED_PART)
+        self._holders: dict[bytes, int] = {}
         self._views: dict[Incarnation, _View] = {}
         self._names: dict[int, Incarnation] = {}  # of the live bits
         self._live = 0
         self._retired = 0
-        self._coming: dict[bytes, dict[int, dict[int, None]]] = {}  # key → bit → attempts that will bring it
+        self._coming: dict[bytes, dict[int, _Run]] = {}  # first key → attempt → what it will bring
         self.resyncs = 0
         self.stale = 0  # frames and snapshots that told nothing new and said that they did
 
@@ -117,46 +133,39 @@ class PrefixIndex:
 
     def _store(self, view: _View, keys: Iterable[bytes]) -> None:
         holders = self._holders
-        for key in keys:
-            holders[key] = holders.get(key, 0) | view.bit
-            holders.move_to_end(key)
-        while len(holders) > self._entries_max:
-            holders.popitem(last=False)
+        keys = dict.fromkeys(keys, view.bit)
+        if holders.keys().isdisjoint(keys):  # mostly: blocks of a prompt of its own
+            holders.update(keys)
+        else:
+            for key in keys:
+                held = holders.pop(key, 0)
+                holders[key] = held | view.bit
+        if len(holders) > self._entries_max:
+            leave = max(len(holders) - self._entries_max, self._evicted)
+            for key in tuple(islice(holders, leave)):
+                del holders[key]
 
     # --- what the router has under way -------------------------------------------------------------------------------
 
     def dispatched(self, incarnation: Incarnation, attempt: int, keys: Sequence[bytes], held: int) -> None:
         """An attempt was sent: its blocks beyond the first `held` count as hits to come, until `settled`."""
         view = self._views.get(incarnation)
-        if view is None:
-            return
         fresh = tuple(keys[held:])
-        view.coming[attempt] = fresh
-        if self._coming.keys().isdisjoint(fresh):  # mostly: a prompt of its own costs no walk over its keys
-            self._coming.update(dict.fromkeys(fresh, _Alone({view.bit: {attempt: None}})))
-            return
-        for key in fresh:
-            by_bit = self._coming.get(key)
-            if by_bit is None or isinstance(by_bit, _Alone):
-                by_bit = self._coming[key] = {bit: dict(attempts) for bit, attempts in (by_bit or {}).items()}
-            by_bit.setdefault(view.bit, {})[attempt] = None
+        if view is not None and fresh:
+            run = view.coming[attempt] = _Run(view, fresh)
+            self._coming.setdefault(fresh[0], {})[attempt] = run
 
     def settled(self, incarnation: Incarnation, attempt: int) -> None:
         """The attempt's prefill is done (its blocks are reported by events now) or it will never be. Idempotent."""
         view = self._views.get(incarnation)
-        fresh = view.coming.pop(attempt, ()) if view is not None else ()
-        for key in fresh:
-            assert view is not None
-            by_bit = self._coming[key]
-            if isinstance(by_bit, _Alone):
-                del self._coming[key]
-                continue
-            attempts = by_bit[view.bit]
-            del attempts[attempt]
-            if not attempts:
-                del by_bit[view.bit]
-                if not by_bit:
-                    del self._coming[key]
+        run = None if view is None else view.coming.pop(attempt, None)
+        if run is None:
+            return
+        first = run.keys[0]
+        runs = self._coming[first]
+        del runs[attempt]
+        if not runs:
+            del self._coming[first]
 
     # --- the question ------------------------------------------------------------------------------------------------
 
@@ -165,12 +174,20 @@ class PrefixIndex:
         levels: list[tuple[int, int]] = []
         alive = self._live
         depth = 0
+        holders, coming = self._holders, self._coming
+        ends: dict[int, int] = {}  # bit → depth to which it will hold what was asked so far
         for key in keys:
-            mask = self._holders.get(key, 0)
-            by_bit = self._coming.get(key)
-            if by_bit:
-                for bit in by_bit:
-                    mask |= bit
+            mask = holders.get(key, 0)
+            if coming and (runs := coming.get(key)) is not None:
+                for run in runs.values():
+                    bit = run.view.bit
+                    end = ends.get(bit, 0)
+                    if end < min(depth + len(run.keys), len(keys)):
+                        ends[bit] = max(end, depth + run.common(keys, depth))
+            if ends:
+                for bit, end in ends.items():
+                    if depth < end:
+                        mask |= bit
             mask &= alive
             if mask != alive:
                 if depth:
@@ -182,8 +199,9 @@ class PrefixIndex:
         if alive and depth:
             levels.append((depth, alive))
         for key in reversed(keys[:depth]):  # a chain's head is the last to be evicted
-            if key in self._holders:
-                self._holders.move_to_end(key)
+            held = holders.pop(key, 0)
+            if held:
+                holders[key] = held
         return PrefixMatch(levels, self._bit_of, self._names)
 
     @property
@@ -192,21 +210,14 @@ class PrefixIndex:
 
     @property
     def coming(self) -> int:
-        """Keys that attempts under way will bring."""
-        return len(self._coming)
+        """Attempts under way that will bring something."""
+        return sum(map(len, self._coming.values()))
 
     # --- bits --------------------------------------------------------------------------------------------------------
 
     def _forget(self, incarnation: Incarnation, view: _View) -> None:
         """Drop all entries of the view by giving it another bit; attempts under way keep their hits to come."""
         old, view.bit = view.bit, self._new_bit(incarnation)
-        for attempt, keys in view.coming.items():
-            for key in keys:
-                by_bit = self._coming[key]
-                by_bit.get(old, {}).pop(attempt, None)
-                if not by_bit.get(old, True):
-                    del by_bit[old]
-                by_bit.setdefault(view.bit, {})[attempt] = None
         self._retire(old)
         view.sequence = None
 

@@ -32,9 +32,12 @@ class PrefixMatch:
 
     def blocks(self, incarnation: Incarnation) -> int:
         """0 for one that is not known, too."""
-        bit = self._bit_of(incarnation)
-        above = bisect_left(self._levels, True, key=lambda level: not level[1] & bit)
-        return self._levels[above - 1][0] if above else 0
+        levels, bit = self._levels, self._bit_of(incarnation)
+        if not levels or not levels[0][1] & bit:
+            return 0
+        if levels[-1][1] & bit:
+            return levels[-1][0]
+        return levels[bisect_left(levels, True, key=lambda level: not level[1] & bit) - 1][0]
 
     def holders(self, count: int) -> list[Incarnation]:
         """At most `count` of those that hold any, the longest matches first."""

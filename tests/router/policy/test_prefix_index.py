@@ -154,6 +154,28 @@ def test_hits_to_come_are_those_of_the_attempts_under_way(moves: list[tuple[Inca
     assert index.coming == 0
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 6)), max_size=12),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), max_size=4),
+    st.integers(0, 2),
+)
+def test_hits_to_come_begin_where_those_that_were_there_end(
+    sent: list[tuple[int, int, int]], told: list[tuple[int, int]], asked: int
+) -> None:
+    """Three chains that part after the second block; attempts bring what lies beyond the blocks that were held when they were sent."""
+    chains = [keys(1, 2, *range(10 * chain, 10 * chain + 4)) for chain in (1, 2, 3)]
+    index = synced(R0)
+    will_be: dict[bytes, None] = {}
+    for number, (chain, length) in enumerate(told):
+        index.frame(R0, frame(number + 1, Stored(chains[chain][:length], b"")))
+        will_be |= dict.fromkeys(chains[chain][:length])
+    for attempt, (chain, length, held) in enumerate(sent):
+        index.dispatched(R0, attempt, chains[chain][:length], held=held)
+        will_be |= dict.fromkeys(chains[chain][:length][held:])
+    expected = next((depth for depth, key in enumerate(chains[asked]) if key not in will_be), 6)
+    assert hits(index, chains[asked]) == ({R0: expected} if expected else {})
+
+
 def test_hits_to_come_survive_a_resync_and_go_with_the_incarnation() -> None:
     index = synced(R0)
     index.dispatched(R0, 7, keys(1, 2), held=0)
@@ -172,6 +194,18 @@ def test_the_cap_holds_in_bytes_and_the_least_recently_used_leave_first() -> Non
     assert index.entries == 100
     assert hits(index, keys(0, 1, 2)) == {R0: 3}, "used just now"
     assert hits(index, keys(3)) == {}
+
+
+def test_many_leave_at_once_and_never_more_than_a_few_of_all() -> None:
+    index = synced(R0, bytes_max=1_000 * ENTRY_BYTES)
+    for sequence in range(1, 400):
+        first = 7 * sequence
+        index.frame(R0, frame(sequence, stored(*range(first, first + 7))))
+        assert index.entries <= 1_000
+        if sequence > 200:
+            assert index.entries >= 1_000 - 2 * 1_000 // 64
+            assert hits(index, keys(*range(first, first + 7))) == {R0: 7}, "the latest stay"
+    assert hits(index, keys(*range(7, 14))) == {}
 
 
 def test_an_entry_costs_what_the_cap_believes() -> None:
