@@ -20,6 +20,8 @@ from router.ports import Batch, Delta, Failure
 
 
 class Phase(enum.Enum):
+    __hash__ = object.__hash__  # of an Enum it is written in Python, and each move asks for it twice
+
     QUEUED = "queued"  # at the router, never sent
     SENT = "sent"  # dispatched, not yet confirmed by the replica
     HELD = "held"  # in an engine

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
+
+import msgspec
 
 from router.config import RouterConfig
 from router.policy.admission import Admission, Admit, Outlay, Overrun, Promise, Shed
@@ -29,23 +30,20 @@ EXACT_MAX = 64  # batches that a sweep looks at closely
 OTHERS_MAX = 8  # batches that are looked at when the head finds no place
 DISPLACED = "the router's queue is full, and others have had less than their share"
 LEAST = RequestView(prompt_tokens=1, block_keys=(), max_tokens=1)  # no request waits less
-LEAST_IN_ORDER = replace(LEAST, in_order=True)  # nor one that is too long to pass others
+LEAST_IN_ORDER = msgspec.structs.replace(LEAST, in_order=True)  # nor one that is too long to pass others
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True, gc=False):
     batch_id: int
     choice: Choice
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True, gc=False):
     batch_id: int
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(msgspec.Struct, frozen=True, gc=False):
     batch_id: int
     displaced: tuple[Refused, ...] = ()  # they had more than their share of the queue
 

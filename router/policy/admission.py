@@ -45,8 +45,7 @@ class Outlay(msgspec.Struct, frozen=True, gc=False):
         return self.ttfts.quantile_s(forecast.ttft_s, forecast.grain_s, quantile, now)
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(msgspec.Struct, frozen=True, gc=False):
     choice: Choice
 
 
@@ -105,8 +104,7 @@ class Overrun:
     delays: tuple[_Delay, ...] = ()  # by replica; none where there is no turn
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(msgspec.Struct, frozen=True, gc=False):
     """What was promised, how much of it is used up, and how much queued work comes before."""
 
     slo: Slo

@@ -54,8 +54,10 @@ class Calibration:
         self.observations = 0
 
     def scale(self, now: float) -> float:
+        if self._updated_s is None:
+            return 1.0
         ratio = self._actual_s / self._predicted_s
-        age_s = 0.0 if self._updated_s is None else max(0.0, now - self._updated_s)
+        age_s = max(0.0, now - self._updated_s)
         return float(min(_SCALE_MAX, max(1 / _SCALE_MAX, ratio)) ** (0.5 ** (age_s / _HALF_LIFE_S)))
 
     @property
@@ -65,9 +67,14 @@ class Calibration:
 
     def quantile_s(self, predicted_s: float, grain_s: float, quantile: float, now: float) -> float:
         """The value that the actual time stays below with probability `quantile`; never negative."""
+        return self.quantiles_s(predicted_s, grain_s, (quantile,), now)[0]
+
+    def quantiles_s(self, predicted_s: float, grain_s: float, quantiles: Sequence[float], now: float) -> tuple[float, ...]:
+        """`quantile_s` of each."""
         scaled = self.scale(now) * predicted_s
-        residual = self._residual(quantile) + self._steered.get(quantile, 0.0)
-        return max(0.0, scaled + residual * (grain_s + PROPORTIONAL * scaled))
+        unit_s = grain_s + PROPORTIONAL * scaled
+        steered = self._steered
+        return tuple([max(0.0, scaled + (self._residual(one) + steered.get(one, 0.0)) * unit_s) for one in quantiles])
 
     def kept(self, promises: Iterable[tuple[float, bool]]) -> None:
         """Whether the actual time stayed within what `quantile_s` had said, by quantile."""

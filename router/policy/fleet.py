@@ -32,6 +32,7 @@ from router.policy.utilisation import Utilisation
 
 SCORED_MAX = 16  # above it: the longest hits and a random sample, so that the cost of a choice does not grow with the fleet
 HIT_S = 300.0  # a prefix that was found counts for so long, and at most twice as long
+_NO_HIT = Hit()
 
 
 class FrameNews(msgspec.Struct, frozen=True, gc=False):
@@ -170,8 +171,8 @@ class Fleet:
         limits = known.view.limits
         waits, ttfts = known.calibrations.wait, known.calibrations.ttft(expected.new_tokens)
         prediction = Prediction(
-            tuple(waits.quantile_s(expected.wait_s, expected.grain_s, one, now) for one in self.coverage.quantiles),
-            tuple(ttfts.quantile_s(expected.ttft_s, expected.grain_s, one, now) for one in self.coverage.quantiles),
+            waits.quantiles_s(expected.wait_s, expected.grain_s, self.coverage.quantiles, now),
+            ttfts.quantiles_s(expected.ttft_s, expected.grain_s, self.coverage.quantiles, now),
             expected.new_tokens,
             expected.cached_tokens,
         )
@@ -245,21 +246,21 @@ class Fleet:
         if sample and len(candidates) > SCORED_MAX:
             candidates = likely(candidates, _holders(self, match), SCORED_MAX, self._random)
         utilisation = self._utilisation.of(len(self.routable()), now)
+        output_tokens = self.output_length.mean
         found: list[Outlay] = []
         for known in candidates:
             view = known.view
             if not fits(view, request):
                 continue
-            expected = forecast(
-                view, request, Hit(match.blocks(view.incarnation), shared, uses), output_tokens=self.output_length.mean, now=now
-            )
+            hit = Hit(match.blocks(view.incarnation), shared, uses) if shared else _NO_HIT
+            expected = forecast(view, request, hit, output_tokens=output_tokens, now=now)
             slo_s = view.limits.step_slo_s
             known.expect(self.output_length.mean, now)
             ttfts = known.calibrations.ttft(expected.new_tokens)
             candidate = Candidate(
-                incarnation=view.incarnation,
-                forecast=expected,
-                view=view,
+                view.incarnation,
+                expected,
+                view,
                 scale=_scale(expected, ttfts.scale(now)) / known.health.weight(now),
                 keeps_tpot=slo_s is None or expected.tpot_s <= slo_s,
                 is_stale=view.is_stale(now),

@@ -173,58 +173,62 @@ def fits(view: ReplicaView, request: RequestView) -> bool:
     """The replica's own rule of what can never run there."""
     limits = view.limits
     needed = max(request.prompt_tokens, request.longest_tokens) + 1
-    return needed <= limits.max_model_len and math.ceil(needed / limits.block_size) <= limits.num_blocks
+    return needed <= limits.max_model_len and needed <= limits.num_blocks * limits.block_size
 
 
 def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens: float, now: float) -> Forecast:
     """`output_tokens` is what a request generates on average."""
     ahead = outlook(view, output_tokens, now)
-    limits, k = view.limits, view.load.step_time
-    cached = min(hit.blocks * limits.block_size, request.prompt_tokens - 1)
-    new = request.prompt_tokens - cached
-    blocks = math.ceil((request.prompt_tokens + 1) / limits.block_size) - cached // limits.block_size
-    passes = new <= ahead.short_tokens and ahead.short_drain_s < ahead.drain_s and request.choices == 1 and not request.in_order
+    limits, load = view.limits, view.load
+    k = load.step_time
+    block_size, seats = limits.block_size, limits.max_num_seqs
+    prompt_tokens, choices = request.prompt_tokens, request.choices
+    batch = ahead.there + choices
+    cached = min(hit.blocks * block_size, prompt_tokens - 1) if hit.blocks else 0
+    new = prompt_tokens - cached
+    blocks = -(-(prompt_tokens + 1) // block_size) - cached // block_size
+    passes = new <= ahead.short_tokens and ahead.short_drain_s < ahead.drain_s and choices == 1 and not request.in_order
     drain_s = ahead.short_drain_s if passes else ahead.drain_s
     held_s = 0.0  # by seats or pages
     if ahead.finishes_per_s > 0:
-        short = ahead.there + request.choices - limits.max_num_seqs
-        if short > 0:
-            held_s = short / ahead.finishes_per_s
-        lacking = blocks * request.choices - ahead.free_blocks
+        if batch > seats:
+            held_s = (batch - seats) / ahead.finishes_per_s
+        lacking = blocks * choices - ahead.free_blocks
         if lacking > 0:
-            used = limits.num_blocks - view.load.free_blocks - view.load.evictable_blocks
-            held_s = max(held_s, lacking * view.load.running / max(1, used) / ahead.finishes_per_s)
-    wait_s = max(drain_s, held_s)
+            used = limits.num_blocks - load.free_blocks - load.evictable_blocks
+            held_s = max(held_s, lacking * load.running / max(1, used) / ahead.finishes_per_s)
+    wait_s = drain_s if drain_s >= held_s else held_s
     if passes:
         own_s = ahead.base_s + ahead.slope_s * min(ahead.chunk, ahead.backlog + new)  # the longer ones have the rest of its step
     else:
         own_s = _prefill_s(ahead, k.e, cached, new) + (ahead.rest_s if wait_s <= drain_s else 0.0)
-    shared = max(0, min(hit.shared_blocks * limits.block_size, request.prompt_tokens - 1) - cached)
-    excused = shared * hit.shared_uses / (1.0 + hit.shared_uses)
-    again = request.choices - request.prompts  # they find the blocks of the first choice with their prompt
-    work = new + request.other_tokens + again * min(new, limits.block_size)
+    excused = 0.0
+    if hit.shared_blocks:
+        shared = max(0, min(hit.shared_blocks * block_size, prompt_tokens - 1) - cached)
+        excused = shared * hit.shared_uses / (1.0 + hit.shared_uses)
+    work = new + request.other_tokens
+    if choices > request.prompts:  # those who find the blocks of the first choice with their prompt
+        work += (choices - request.prompts) * min(new, block_size)
     token_s = ahead.base_s / ahead.chunk + ahead.slope_s
     service_s = work * token_s
-    if ahead.there >= limits.max_num_seqs and ahead.finishes_per_s > 0:
-        service_s = max(service_s, request.choices / ahead.finishes_per_s)
+    if ahead.there >= seats and ahead.finishes_per_s > 0:
+        service_s = max(service_s, choices / ahead.finishes_per_s)
     return Forecast(
         wait_s=wait_s,
         ttft_s=wait_s + own_s,
-        after_s=max(ahead.drain_s, held_s) - ahead.left_s,
+        after_s=(ahead.drain_s if ahead.drain_s >= held_s else held_s) - ahead.left_s,
         score_s=wait_s + own_s - excused * ahead.slope_s,
-        tpot_s=k.a
-        + k.c * min(limits.max_num_seqs, ahead.there + request.choices)
-        + k.d * (view.load.context_tokens + view.claims.context_tokens + request.prompt_tokens),
-        grain_s=max(ahead.step_s, 0.005),
+        tpot_s=k.a + k.c * (batch if batch < seats else seats) + k.d * (load.context_tokens + view.claims.context_tokens + prompt_tokens),
+        grain_s=ahead.step_s if ahead.step_s > 0.005 else 0.005,
         new_tokens=new,
         charged_tokens=new - excused,
         cached_tokens=cached,
         shared_blocks=hit.shared_blocks,
         blocks=blocks,
-        batch=ahead.there + request.choices,
+        batch=batch,
         service_s=service_s,
         token_s=token_s,
-        alone_tpot_s=k.a + k.c * min(limits.max_num_seqs, request.choices) + k.d * request.prompt_tokens,
+        alone_tpot_s=k.a + k.c * (choices if choices < seats else seats) + k.d * prompt_tokens,
         idle_s=ahead.there / ahead.finishes_per_s if ahead.finishes_per_s > 0 else 0.0,
     )
 

@@ -66,6 +66,8 @@ class Health:
 
         So a replica in trouble gets less work before it is given none.
         """
+        if not (self._worked or self._stalls or self._flaps):
+            return 1.0
         weight = 1.0
         if self._worked:
             due_s = max(self._step_s, self._seen_s)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from operator import attrgetter
 from random import Random
 
 from router.policy.known import Known
+
+_order = attrgetter("order")
 
 
 def likely(candidates: Sequence[Known], holders: Sequence[Known], count: int, random: Random) -> list[Known]:
@@ -22,7 +25,3 @@ def likely(candidates: Sequence[Known], holders: Sequence[Known], count: int, ra
 def _is_among(known: Known, candidates: Sequence[Known]) -> bool:
     place = bisect_left(candidates, known.order, key=_order)
     return place < len(candidates) and candidates[place] is known
-
-
-def _order(known: Known) -> int:
-    return known.order

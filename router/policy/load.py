@@ -7,8 +7,9 @@ All of it belongs to one incarnation and goes with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from replica.contract.messages import EngineLimits, LoadReport, Welcome
 from router.policy.incarnation import Incarnation
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 REPORT_LEASE_S = 1.0  # two heartbeat periods; an older report is judged by own counts
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """One attempt's claim on a replica, as predicted when it was dispatched."""
 
     attempt: int
@@ -36,8 +36,7 @@ class Lease:
     prediction: Prediction | None = None  # calibrated
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(msgspec.Struct, frozen=True, gc=False):
     """Sums over pending leases."""
 
     requests: int
@@ -106,13 +105,12 @@ class ReplicaView:
     @property
     def claims(self) -> Claims:
         if self._claims is None:
-            leases = self.pending.values()
-            self._claims = Claims(
-                requests=len(self.pending),
-                new_tokens=sum(lease.new_tokens for lease in leases),
-                context_tokens=sum(lease.context_tokens for lease in leases),
-                blocks=sum(lease.blocks for lease in leases),
-            )
+            new_tokens = context_tokens = blocks = 0
+            for lease in self.pending.values():
+                new_tokens += lease.new_tokens
+                context_tokens += lease.context_tokens
+                blocks += lease.blocks
+            self._claims = Claims(len(self.pending), new_tokens, context_tokens, blocks)
         return self._claims
 
     @property
@@ -126,10 +124,12 @@ class ReplicaView:
         return not self.pending and not self.accepted and self.load.running + self.load.waiting == 0
 
     def is_stale(self, now: float) -> bool:
-        return now - self.reported_s > max(REPORT_LEASE_S, 2 * self.load.predicted_step_s)
+        age_s = now - self.reported_s
+        return age_s > REPORT_LEASE_S and age_s > 2 * self.load.predicted_step_s
 
     def requests(self, now: float) -> int:
         """Requests there: the report's and what it does not count yet; of a stale report, own counts only if they are more."""
-        if self.is_stale(now):
-            return max(self.own, self.load.running + self.load.waiting + len(self.pending))
-        return self.load.running + self.load.waiting + len(self.pending)
+        counted = self.load.running + self.load.waiting
+        if len(self.accepted) > counted and self.is_stale(now):
+            counted = len(self.accepted)
+        return counted + len(self.pending)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 LENGTHS = (128, 512, 2048)  # upper ends of the buckets, tokens to prefill
 _QUANTILES = (0.5, 0.9)  # beside admission's own
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True, gc=False):
     """Seconds from the dispatch to the replica, each by the quantiles of `Coverage`."""
 
     queue_times_s: tuple[float, ...]
@@ -20,10 +21,11 @@ class Prediction:
 
     def after(self, queued_s: float) -> Prediction:
         """From the arrival at the router, so long before."""
-        return replace(
-            self,
-            queue_times_s=tuple(queued_s + one for one in self.queue_times_s),
-            ttfts_s=tuple(queued_s + one for one in self.ttfts_s),
+        return Prediction(
+            tuple([queued_s + one for one in self.queue_times_s]),
+            tuple([queued_s + one for one in self.ttfts_s]),
+            self.new_tokens,
+            self.cached_tokens,
         )
 
     @property
@@ -54,7 +56,9 @@ class Coverage:
         length = length_name(new_tokens)
         promises = [(quantile, actual_s <= bound_s) for quantile, bound_s in zip(self.quantiles, predicted_s, strict=True)]
         for quantile, within in promises:
-            count = self.counts.setdefault((what, length, quantile), Count())
+            count = self.counts.get((what, length, quantile))
+            if count is None:
+                count = self.counts[what, length, quantile] = Count()
             count.total += 1
             count.within += within
         return promises

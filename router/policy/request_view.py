@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(msgspec.Struct, frozen=True, gc=False):
     """One client request, or one stream of it that moves. Its choices are admitted together; most often they share the prompt."""
 
     prompt_tokens: int  # of the first choice; those already emitted by an earlier attempt included

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
@@ -35,8 +34,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         return self.view.load.queued_prefill_tokens + self.view.claims.new_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, gc=False):
     incarnation: Incarnation
     forecast: Forecast
     reason: str

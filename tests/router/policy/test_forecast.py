@@ -1,5 +1,3 @@
-import dataclasses
-
 import msgspec
 import pytest
 
@@ -87,8 +85,8 @@ def test_a_popular_prefix_is_charged_to_all_who_will_use_it() -> None:
 
 def test_choices_count_and_so_do_other_prompts_of_the_batch() -> None:
     alone = RequestView(100, (), 10)
-    twins = dataclasses.replace(alone, choices=8)
-    others = dataclasses.replace(alone, choices=8, prompts=8, other_tokens=700)
+    twins = msgspec.structs.replace(alone, choices=8)
+    others = msgspec.structs.replace(alone, choices=8, prompts=8, other_tokens=700)
     service = [forecast(view(), one, Hit(), output_tokens=100, now=0.0).service_s for one in (alone, twins, others)]
     assert service[0] < service[1] < service[2]
     assert service[2] == pytest.approx(8 * service[0])
