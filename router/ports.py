@@ -17,8 +17,7 @@ from router.policy.classes import Terms
 from router.policy.prediction import Prediction
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """All choices of one client request, admitted or refused together. `requests[i].attempt` is 0: the dispatcher numbers attempts."""
 
     request_id: str
@@ -88,8 +87,7 @@ class Session(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PoolFacts:
+class PoolFacts(msgspec.Struct, frozen=True, gc=False):
     """What every request is checked and named by; costs the same for any number of replicas."""
 
     limits: EngineLimits | None  # None while no replica has been seen

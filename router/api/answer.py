@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from replica.contract.messages import TokenLogprobs
 from router.api.choice import Piece
 from router.api.prompts import PromptIds
@@ -13,8 +15,7 @@ from router.ports import Delta
 from router.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
+class AnswerHead(msgspec.Struct, frozen=True, gc=False):
     """Fixed before the first token. `prompts[i // n]` belongs to choice i."""
 
     id: str

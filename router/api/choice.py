@@ -15,8 +15,7 @@ from router.text.tokenizer import Tokenizer
 _FINISH_NAMES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceOptions:
+class ChoiceOptions(msgspec.Struct, frozen=True, gc=False):
     """What the client asked for, the same for all choices of a request."""
 
     tokenizer: Tokenizer
