@@ -55,7 +55,11 @@ def descendants(root: int) -> list[Process]:
 
 def living(root: int, but: int | None = None) -> list[Process]:
     """All below `root` that are no zombies, the process `but` left out."""
-    return [process for process in descendants(root) if process.state != "Z" and process.pid != but]
+    return [process for process in _below(root, but) if process.state != "Z"]
+
+
+def _below(root: int, but: int | None) -> list[Process]:
+    return [process for process in descendants(root) if process.pid != but]
 
 
 def titles(pids: Iterable[int]) -> dict[int, str]:
@@ -70,6 +74,7 @@ def titles(pids: Iterable[int]) -> dict[int, str]:
 def end_descendants(root: int, grace_s: float, but: int | None = None) -> int:
     """SIGTERM to all below `root`, SIGKILL to those that stay longer than `grace_s`; not to `but`. Returns how many had been alive.
 
+    Nothing of them is left, not even a name: one whose first thread has ended may have others that still do.
     Does not wait for ever: what has not gone _KILL_TIMEOUT_S after its SIGKILL will when the kernel lets it.
     """
     alive = living(root, but)
@@ -79,11 +84,10 @@ def end_descendants(root: int, grace_s: float, but: int | None = None) -> int:
         reap()
         time.sleep(_POLL_S)
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while (remaining := living(root, but)) and time.monotonic() < deadline:  # a killed process may just have started another
+    while (remaining := _below(root, but)) and time.monotonic() < deadline:  # a killed process may just have started another
         _signal(remaining, signal.SIGKILL)
         reap()
         time.sleep(_POLL_S)
-    reap()
     return len(alive)
 
 

@@ -7,12 +7,14 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 PREFIX = "rantang-"
 PARENT_BYTES_MAX = 15  # HAProxy takes 97 bytes for the path of its socket; the names below this leave no more
 _LOCK = "lock"
 _TOKEN_BYTES = 32
+_REMOVE_S = 3.0
 
 
 class RunDirectory:
@@ -40,8 +42,12 @@ class RunDirectory:
         return path
 
     def remove(self) -> None:
-        """Idempotent. What another process still writes is left to the next sweep."""
+        """Idempotent. What a thread of a start that is being stopped still writes goes too; the next sweep takes the rest."""
+        until_s = time.monotonic() + _REMOVE_S
         shutil.rmtree(self.path, ignore_errors=True)
+        while self.path.exists() and time.monotonic() < until_s:
+            time.sleep(0.02)
+            shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -54,8 +54,9 @@ def run(config: Config) -> int:
                 find_cluster(address)
             files = find_model(config)
             show.note = config.model_name if files is None else f"{config.model_name} ({files.kind}, {files.revision})"
-        held.directory = RunDirectory.create()
-        held.guardian = Guardian()
+        with signals.taking():
+            held.directory = RunDirectory.create()
+            held.guardian = Guardian()
         status = _serve(config, signals, show, held.directory, held.guardian)
     except (KeyboardInterrupt, SystemExit):  # ray.init sets handlers of its own for a while
         signals.give_way()
@@ -87,6 +88,7 @@ def _abort(config: Config, show: stages.Stages, held: _Held) -> None:
     if local_ray.joined_address(config) is not None and local_ray.connected():
         deployment.finished(partial(_withdraw, config), _after(_WITHDRAW_TIMEOUT_S))
     _clean_up(held, see_logs=False)
+    processes.end_descendants(os.getpid(), 0.0)  # that the main thread has started meanwhile
     os._exit(EXIT_INTERRUPTED)
 
 
@@ -104,6 +106,7 @@ def _serve(config: Config, signals: Signals, show: stages.Stages, directory: Run
     address = local_ray.joined_address(config)
     haproxy = _start_ray(config, signals, show, directory, address)
     guardian.watch(process.pid for process in processes.living(os.getpid(), but=guardian.pid))
+    signals.go_on()
     try:
         _start_application(config, show, haproxy, local=address is None)
     except BaseException:
@@ -140,6 +143,7 @@ def _start_ray(config: Config, signals: Signals, show: stages.Stages, directory:
             if not haproxy and config.serve.routers > 1:
                 raise StartError(f"without HAProxy one router serves, not {config.serve.routers}; give --routers 1")
         show.note = f"{usable_cores()} cores" + _without_haproxy(config, haproxy)
+    signals.go_on()
     with show.stage("ray"):
         if address is None:
             local_ray.start(config, directory)

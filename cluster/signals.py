@@ -6,11 +6,12 @@ when such a call returns, which may take many seconds. So Python's C handler wri
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from cluster.early_exit import NUMBERS
@@ -32,12 +33,26 @@ class Signals:
 
     def install(self) -> None:
         """From the main thread; again after `ray.init`, which sets a handler of its own."""
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)  # first: a signal between the two would not be heard of
         for number in NUMBERS:
             signal.signal(number, self._on_signal)
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
     def watch(self) -> None:
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
+        """What is taken within is known to who aborts. Does not return once one has begun to: nobody would give back what came later."""
+        with self._lock:
+            if not self._aborting.is_set():
+                yield
+                return
+        threading.Event().wait()
+
+    def go_on(self) -> None:
+        """Before the next stage of the start; does not return once it is being aborted."""
+        with self.taking():
+            pass
 
     def started(self) -> None:
         """From here on a signal ends nothing by itself. Does not return once one has begun to."""

@@ -32,6 +32,13 @@ if sys.argv[1] == "ray":                       # ray.init sets a handler of its 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("of Ray"))
 if sys.argv[1] == "serving":
     signals.started()
+if sys.argv[1] == "taking":
+    with signals.taking():
+        os.write(1, b"on\\n")
+        time.sleep(0.5)
+        os.write(1, b"taken\\n")
+    time.sleep(0.2)
+    signals.go_on()
 until_s = time.monotonic() + 3
 try:
     os.write(1, b"on\\n")
@@ -69,6 +76,10 @@ def told(code: str, number: signal.Signals, *arguments: str, times: int = 1) -> 
 @pytest.mark.parametrize("how", ["", "ray", "fails"])
 def test_the_start_ends_whatever_the_main_thread_is_in(number: signal.Signals, how: str) -> None:
     assert told(SCRIPT, number, how) == (130, "aborting\n", "")
+
+
+def test_what_is_being_taken_is_known_first_and_nothing_is_taken_later() -> None:
+    assert told(SCRIPT, signal.SIGTERM, "taking") == (130, "taken\naborting\n", "")
 
 
 def test_without_the_thread_it_goes_on() -> None:
