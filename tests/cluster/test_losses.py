@@ -65,7 +65,7 @@ def test_serve_says_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setattr(serve_command.local_ray, "causes_of_death", lambda pids: asked.append(pids) or {2: OOM})
     monkeypatch.setattr(serve_command.deployment, "take_down", lambda *_, **__: True)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    signals: Any = SimpleNamespace(started=lambda: None, wait=lambda timeout_s: not seen, asked_to_hurry=False)
+    signals: Any = SimpleNamespace(started=lambda: None, go_on=lambda: None, wait=lambda timeout_s: not seen, asked_to_hurry=False)
     guardian: Any = SimpleNamespace(pid=0, watch=lambda pids: None)
     directory: Any = None
     assert serve_command._serve(Config(), signals, Stages(), directory, guardian) == serve_command.EXIT_OK
