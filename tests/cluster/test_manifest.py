@@ -32,7 +32,7 @@ def manifests() -> dict[str, Manifest]:
     """Rendered documents by kind."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
-        pytest.skip("kubectl is not installed")
+        pytest.skip("kubectl is not on PATH: the manifests are rendered with its kustomize")
     rendered = subprocess.run([kubectl, "kustomize", str(BASE)], capture_output=True, text=True, check=True, timeout=60).stdout
     return {document["kind"]: document for document in yaml.safe_load_all(rendered)}
 
