@@ -255,7 +255,7 @@ class Fleet:
             hit = Hit(match.blocks(view.incarnation), shared, uses) if shared else _NO_HIT
             expected = forecast(view, request, hit, output_tokens=output_tokens, now=now)
             slo_s = view.limits.step_slo_s
-            known.expect(self.output_length.mean, now)
+            known.expect(output_tokens, now)
             ttfts = known.calibrations.ttft(expected.new_tokens)
             candidate = Candidate(
                 view.incarnation,
