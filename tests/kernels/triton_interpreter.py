@@ -118,13 +118,15 @@ def _patched_once(original: Any) -> Any:
     Here nothing is compiled, so that it can stay replaced.
     """
     patched: set[frozenset[int]] = set()
+    known: set[Any] = set()
 
     def patch(function: Any) -> Any:
-        seen = function.__globals__
-        part = frozenset(id(value) for value in seen.values() if value is tl or value is tl.core)
-        if part not in patched:
-            original(function)  # nobody restores it
-            patched.add(part)
+        if function not in known:
+            part = frozenset(id(value) for value in function.__globals__.values() if value is tl or value is tl.core)
+            if part not in patched:
+                original(function)  # nobody restores it
+                patched.add(part)
+            known.add(function)
         return interpreter._LangPatchScope()
 
     return patch
@@ -171,6 +173,61 @@ def _measured_once(original: Any) -> Any:
     return construct
 
 
+def _broadcast_where_shapes_differ(original: Any) -> Any:
+    """Triton compares a tuple with a list, and so broadcasts also what has one shape."""
+
+    def broadcast(self: Any, left: Any, right: Any) -> Any:
+        shapes = [value.type.shape if value.type.is_block() else () for value in (left, right)]
+        return (left, right) if shapes[0] == shapes[1] else original(self, left, right)
+
+    return broadcast
+
+
+def _promoted_once(original: Any) -> Any:
+    """The type in which two are computed together, which their names determine."""
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def promote(self: Any, left: Any, left_is_scalar: bool, right: Any, right_is_scalar: bool, divides: bool) -> Any:
+        key = left.name, left_is_scalar, right.name, right_is_scalar, divides
+        found = known.get(key)
+        if found is None:
+            found = known[key] = original(self, left, left_is_scalar, right, right_is_scalar, divides)
+        return found
+
+    return promote
+
+
+def _place_of(plain: Any, among_nans: Any) -> Any:
+    """numpy's search for the place of an extreme copies everything to look past NaNs: only where there are any."""
+
+    def place(data: Any, axis: Any, keepdims: bool) -> Any:
+        among = data.dtype.kind == "f" and np.isnan(data).any()
+        return (among_nans if among else plain)(data, axis=axis, keepdims=keepdims)
+
+    return place
+
+
+def _with_swift_extremes(original: Any) -> Any:
+    swift = {
+        np.nanmax: np.fmax.reduce,
+        np.nanmin: np.fmin.reduce,
+        np.nanargmax: _place_of(np.argmax, np.nanargmax),
+        np.nanargmin: _place_of(np.argmin, np.nanargmin),
+    }
+
+    def extremes(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        return original(self, input, swift.get(val_reduce_op, val_reduce_op), swift.get(idx_reduce_op, idx_reduce_op))
+
+    return extremes
+
+
+def _histogram(self: Any, data: Any, bins: int, mask: Any) -> Any:
+    """Integers counted as integers: numpy's histogram is for edges of any kind."""
+    counted = (data.data >= 0) & (data.data < bins) & (True if mask is None else mask.data)
+    found = np.bincount(data.data[counted].astype(np.int64), minlength=bins)
+    return interpreter.TensorHandle(found.astype(np.int32), tl.int32)
+
+
 def _plain_first(original: Any) -> Any:
     """What is no constant, and no collection of them, is what it is."""
     return lambda value: value if type(value) in _PLAIN else original(value)
@@ -180,6 +237,7 @@ def _install() -> None:
     for name in ("cast_impl", "create_fp_to_fp"):
         setattr(_Builder, name, _with_casts(getattr(_Builder, name)))
     _Builder.create_dot = _dot
+    _Builder.create_histogram = _histogram
     for name in (*(f"create_{each}" for each in _FLOAT_ARITHMETIC), *(f"create_fcmp{each}" for each in _COMPARISONS)):
         if name == "create_fneg" and not hasattr(_Builder, name):  # triton 3.6 subtracts from 0
             continue
@@ -189,6 +247,10 @@ def _install() -> None:
     tl.core._unwrap_if_constexpr = _plain_first(tl.core._unwrap_if_constexpr)
     tl.block_type.__init__ = _shaped_once(tl.block_type.__init__)
     tl.tensor.__init__ = _measured_once(tl.tensor.__init__)
+    semantic = interpreter.TritonSemantic
+    semantic.broadcast_impl_value = _broadcast_where_shapes_differ(semantic.broadcast_impl_value)
+    semantic.computation_type_impl = _promoted_once(semantic.computation_type_impl)
+    interpreter.ReduceOps.min_max = _with_swift_extremes(interpreter.ReduceOps.min_max)
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)  # it would be asserted, and without `debug` no assertion is
     interpreter.GridExecutor.__call__ = _quiet(interpreter.GridExecutor.__call__)

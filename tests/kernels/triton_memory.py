@@ -96,16 +96,16 @@ def install(interpreter: Any) -> None:
         return int(interpreter._get_np_dtype(pointers.get_element_ty()).itemsize)
 
     def checked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
-        _touch("loads", pointers.data[np.broadcast_to(mask.data, pointers.data.shape)], size_of(pointers))
+        _touch("loads", _chosen(pointers.data, mask.data), size_of(pointers))
         return load(self, pointers, mask, *rest)
 
     def checked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        _touch("stores", pointers.data[np.broadcast_to(mask.data, pointers.data.shape)], size_of(pointers))
+        _touch("stores", _chosen(pointers.data, mask.data), size_of(pointers))
         return store(self, pointers, value, mask, *rest)
 
     def checked_rmw(self: Any, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         for kind in ("loads", "stores"):
-            _touch(kind, pointers.data[np.broadcast_to(mask.data, pointers.data.shape)], size_of(pointers))
+            _touch(kind, _chosen(pointers.data, mask.data), size_of(pointers))
         return rmw(self, operation, pointers, value, mask, *rest)
 
     def checked_cas(self: Any, pointers: Any, *rest: Any) -> Any:
@@ -152,17 +152,30 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
+def _chosen(addresses: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Those that the mask lets through, flat."""
+    return addresses.reshape(-1) if mask.all() else addresses[np.broadcast_to(mask, addresses.shape)]
+
+
 def _touch(kind: str, addresses: np.ndarray, size: int) -> None:
     """`addresses` [n], flat, of `size` bytes each."""
     launch = _launches[-1]
-    place = np.searchsorted(launch.starts, addresses, side="right") - 1
-    inside = place >= 0
-    if inside.any():
-        inside &= addresses + np.uint64(size) <= launch.ends[np.maximum(place, 0)]
-    if not inside.all():
-        raise OutOfBounds(_complaint(launch, kind, addresses, place, inside))
+    if addresses.size and not _of_one_tensor(launch, addresses, size):
+        place = np.searchsorted(launch.starts, addresses, side="right") - 1
+        inside = place >= 0
+        if inside.any():
+            inside &= addresses + np.uint64(size) <= launch.ends[np.maximum(place, 0)]
+        if not inside.all():
+            raise OutOfBounds(_complaint(launch, kind, addresses, place, inside))
     if _counting:
         (launch.loads if kind == "loads" else launch.stores).append((addresses, size))
+
+
+def _of_one_tensor(launch: _Launch, addresses: np.ndarray, size: int) -> bool:
+    """Whether the least and the largest lie in one, and so does all between them: nearly always, and told without a look at the others."""
+    least = addresses.min()
+    place = int(np.searchsorted(launch.starts, least, side="right")) - 1
+    return place >= 0 and bool(addresses.max() + np.uint64(size) <= launch.ends[place])
 
 
 def _complaint(launch: _Launch, kind: str, addresses: np.ndarray, place: np.ndarray, inside: np.ndarray) -> str:
