@@ -23,6 +23,7 @@ pytestmark = pytest.mark.patient
 CHUNKS = (1, 7, 17)  # of every architecture: a token, less than two blocks, more than four
 OTHER_CHUNKS = (2, 3, 16, 33)
 WHOLE = ("qwen2-windowed", "qwen3-moe")  # between them they have whatever a family has
+BY_TOKEN = "qwen3-moe"  # what it alone has, experts and norms of heads, looks at one token at a time, wherever a prompt is cut
 IN_TURN = tuple(family for family in FAMILIES if family not in WHOLE)
 POLICIES = tuple(product(get_args(Batching), get_args(EngineConfig.model_fields["scheduling_policy"].annotation), (True, False)))
 
@@ -123,21 +124,28 @@ def share(family: str, sizes: Sequence[Any]) -> Sequence[Any]:
     return sizes if family in WHOLE else sizes[IN_TURN.index(family) :: len(IN_TURN)]
 
 
+def lengths(family: str, sizes: Sequence[Any]) -> Sequence[Any]:
+    """A share of what cuts prompts, and caches, at one place or another: of BY_TOKEN every third, even and odd."""
+    return sizes[::3] if family == BY_TOKEN else share(family, sizes)
+
+
 def test_shares_are_whole() -> None:
     sizes = range(1, 80)
     assert all(share(family, sizes) == sizes for family in WHOLE)
     assert sorted(size for family in IN_TURN for size in share(family, sizes)) == list(sizes)
+    assert [lengths(family, sizes) == sizes for family in WHOLE] == [True, False] and lengths("llama", sizes) == share("llama", sizes)
+    assert {size % 2 for size in lengths(BY_TOKEN, sizes)} == {0, 1}
 
 
 @pytest.mark.slow
 def test_every_chunk(subject: Subject) -> None:
-    for budget in share(subject.family, range(1, 80)):
+    for budget in lengths(subject.family, range(1, 80)):
         assert subject.differ(lab.Lab(subject.runner, lab.Setting(budget=budget)).answer(lab.TABLE)) == [], budget
 
 
 @pytest.mark.slow
 def test_every_pool_from_the_least_that_holds_the_longest_request(subject: Subject) -> None:
-    for blocks in share(subject.family, range(15, 60)):
+    for blocks in lengths(subject.family, range(15, 60)):
         assert subject.differ(lab.in_a_tiny_pool(subject.runner, blocks)[0]) == [], blocks
 
 
@@ -145,7 +153,7 @@ def test_every_pool_from_the_least_that_holds_the_longest_request(subject: Subje
 def test_every_policy_and_many_preemptions_and_moves(subject: Subject) -> None:
     for each in share(subject.family, POLICIES):
         assert subject.differ(lab.with_strangers(subject.runner, policy(*each))) == [], each
-    for seed in share(subject.family, range(20)):
+    for seed in lengths(subject.family, range(20)):
         assert subject.differ(lab.preempted_at_will(subject.runner, seed)[0]) == [], seed
         assert subject.differ(lab.moved(subject.runner, seed + 1)[0]) == [], seed
     for budget, blocks in share(subject.family, tuple(product((5, 16, 33, 64), (20, 40, 120)))):
