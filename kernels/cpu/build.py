@@ -48,6 +48,9 @@ class CannotBuild(Exception):
 
 def usable_isas(cpu_flags: frozenset[str], wanted: str = "") -> tuple[Isa, ...]:
     """The sets that this CPU has, the best first; `wanted` names one. Raises CannotBuild when there is none."""
+    names = [isa.name for isa in ISAS]
+    if wanted and wanted not in names:
+        raise CannotBuild(f"{ISA_VARIABLE} is {wanted[:40]!r}, which is none of {', '.join(names)}")
     usable = tuple(isa for isa in ISAS if isa.needs <= cpu_flags and wanted in ("", isa.name))
     if not usable:
         raise CannotBuild(f"this CPU has no {wanted}" if wanted else "this CPU has neither AVX-512 BF16 nor AVX2")

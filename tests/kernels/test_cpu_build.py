@@ -34,6 +34,8 @@ def test_the_sets_that_the_cpu_has_the_best_first() -> None:
         usable_isas(AVX2.needs - {"fma"})
     with pytest.raises(CannotBuild, match="no avx512"):
         usable_isas(AVX2.needs, "avx512")
+    with pytest.raises(CannotBuild, match="RANTANG_CPU_ISA is 'avx1024', which is none of amx, avx512, avx2"):
+        usable_isas(AMX.needs, "avx1024")
 
 
 def test_a_compiler_that_does_not_know_the_best_set_builds_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
