@@ -81,7 +81,7 @@ class GenerateApp:
                     return
                 taken = await context.intake.parse(body)
                 del body
-                is_short = taken.is_short and "bad_words" not in taken.fields  # each of those is a text of its own
+                is_short = taken.is_short
                 job = self._endpoint.check(taken.fields)
                 record.terms = read_terms(headers, taken.fields, caller, context.classes)
                 del taken
