@@ -1,8 +1,10 @@
 // A fixed team of threads that walks through a step's phases together: tasks are taken from a counter, then all wait for one another.
-// Who takes a task never changes what is computed. Who waits spins for about 50 us, then sleeps: a core that others need is given up.
+// Who takes a task never changes what is computed. Who waits spins, then sleeps: a core that others need is given up. A team that keeps to its
+// cores spins for a millisecond, because a thread that somebody else's wakes has pushed aside is back sooner than a sleeper: a router, its proxy
+// and Ray wake for some 100 us several hundred times a second.
 // A team as large as the set of cores that its maker may use keeps to them while it runs, each thread to one: Linux, left to itself, puts
 // two of low priority on one core when somebody else wakes on the other, and lets that one stand idle afterwards. Where somebody else keeps
-// a core for long, it is Linux who finds the way round: the runs that follow one in which the caller had less than half of its time are free.
+// a core for long, it is Linux who finds the way round: the runs that follow four in which the caller had less than half of its time are free.
 #pragma once
 #include <immintrin.h>
 #include <sched.h>
@@ -38,7 +40,8 @@ class Team {
         const auto call = [&](int index) { body(Worker(*this, index)); };
         job_ = [](const void* what, int index) { (*static_cast<const decltype(call)*>(what))(index); };
         what_ = &call;
-        stays_ = !cores_.empty() && free_runs_-- <= 0;
+        const bool stays = !cores_.empty() && free_runs_-- <= 0;
+        stays_.store(stays, std::memory_order_relaxed);
         const Clock began;
         {
             const Stay stay(*this, 0);  // the caller goes where it likes afterwards
@@ -46,7 +49,9 @@ class Team {
             call(0);
             meet();
         }
-        if (stays_) free_runs_ = began.is_crowded() ? FREE_RUNS : 0;
+        if (!stays) return;
+        crowded_runs_ = began.is_crowded() ? crowded_runs_ + 1 : 0;
+        free_runs_ = crowded_runs_ >= CROWDED_RUNS ? FREE_RUNS : 0;
     }
 
     class Worker {
@@ -123,18 +128,21 @@ class Team {
             generation_.store(now + 1);
             return generation_.notify_all();
         }
-        for (int i = 0; i < SPINS; i++) {
-            if (generation_.load(std::memory_order_acquire) != now) return;
-            _mm_pause();
-        }
+        const double patience = stays_.load(std::memory_order_relaxed) ? PATIENCE_ON_CORES : PATIENCE;
+        for (const double began = Clock::seconds(CLOCK_MONOTONIC); Clock::seconds(CLOCK_MONOTONIC) - began < patience;)
+            for (int i = 0; i < SPINS; i++) {
+                if (generation_.load(std::memory_order_acquire) != now) return;
+                _mm_pause();
+            }
         generation_.wait(now);
     }
 
-    static constexpr int SPINS = 4000, FREE_RUNS = 64;
+    static constexpr int SPINS = 64, CROWDED_RUNS = 4, FREE_RUNS = 64;  // spins: between two looks at the clock
+    static constexpr double PATIENCE = 50e-6, PATIENCE_ON_CORES = 2e-3;  // seconds
     const int size_;
     std::vector<int> cores_;  // one for each thread, or none
-    bool stays_ = false;
-    int free_runs_ = 0;  // to come
+    std::atomic<bool> stays_{false};  // a run's; those who still wait for the next one may read it as that begins
+    int crowded_runs_ = 0, free_runs_ = 0;  // in a row; to come
     void (*job_)(const void*, int) = nullptr;
     const void* what_ = nullptr;
     std::vector<Counter> taken_;

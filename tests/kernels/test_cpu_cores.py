@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(ISA is None, reason=f"no C++ step here: {REASON}"),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core, and two threads need two"),
 ]
+CROWDED_RUNS = 4  # of kernels/cpu/team.h: one that was held up may have been so by chance
 LONG = Sizes(hidden=512, heads=8, dim=64, width=1536, layers=2)
 
 
@@ -77,7 +78,8 @@ def test_a_core_that_others_keep_is_given_up(two_cores: set[int]) -> None:
     try:
         for process in busy:
             os.sched_setaffinity(process.pid, {min(two_cores)})
-        assert alone <= seen_while_running(sequences)[0]
+        for _ in range(CROWDED_RUNS):
+            assert alone <= seen_while_running(sequences)[0]
         assert not alone & seen_while_running(sequences)[0]
     finally:
         for process in busy:
