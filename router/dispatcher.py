@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
@@ -134,10 +133,9 @@ class Dispatcher:
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         """In order. What a link cannot take comes back as an event, whose effects follow."""
-        todo = deque((*self._put_off, *effects))
+        todo = [*self._put_off, *effects]
         self._put_off.clear()
-        while todo:
-            effect = todo.popleft()
+        for effect in todo:
             if isinstance(effect, Emit):
                 session = self._sessions.get(effect.batch_id)
                 if session is not None and not session.put(effect.delta):
@@ -147,7 +145,7 @@ class Dispatcher:
             elif isinstance(effect, Notice):
                 _log.warning(effect.event, replica=effect.replica_id, streams=effect.streams)
             else:
-                todo.extend(self._to_replica(effect))
+                todo += self._to_replica(effect)
         self._ticker.arm()
 
     def _to_replica(self, effect: Submit | CancelAttempt | WantSnapshot) -> list[Effect]:

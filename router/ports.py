@@ -6,7 +6,7 @@ streams alive across replicas and yields Deltas; it knows no text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,6 +76,14 @@ class Session(Protocol):
 
     async def __anext__(self) -> Sequence[Delta]:
         """All that have come since the last time, in order; at least one."""
+        ...
+
+    def listen(self, call: Callable[[], None]) -> None:
+        """Instead of iterating: from now on `call` is called on the loop whenever something has come, once in a turn or more often."""
+        ...
+
+    def take(self) -> Sequence[Delta]:
+        """As iterating, but for waiting: nothing, if nothing has come."""
         ...
 
     def stop(self, index: int) -> None:

@@ -23,6 +23,7 @@ class BatchSession:
         self._opened = False
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: Callable[[], None] | None = None  # who has one does not wait
 
     # --- Session -----------------------------------------------------------------------------------------------------
 
@@ -31,14 +32,24 @@ class BatchSession:
 
     async def __anext__(self) -> list[Delta]:
         """Raises Rejected when the batch failed before anything of it was yielded."""
-        while not self._deltas:
-            if self._rejected is not None:
-                raise self._rejected
-            if self._ended:
-                raise StopAsyncIteration
+        while not (deltas := self.take()):
             await self._wait()
-        deltas, self._deltas = self._deltas, []
         return deltas
+
+    def take(self) -> list[Delta]:
+        if self._deltas:
+            deltas, self._deltas = self._deltas, []
+            return deltas
+        if self._rejected is not None:
+            raise self._rejected
+        if self._ended:
+            raise StopAsyncIteration
+        return []
+
+    def listen(self, call: Callable[[], None]) -> None:
+        self._listener = call
+        if self._deltas or self._ended or self._rejected is not None:
+            self._wake()
 
     def stop(self, index: int) -> None:
         if index in self._stopped or self._ended:
@@ -52,6 +63,7 @@ class BatchSession:
         if not self._ended:
             self._close()
             self.ended()
+        self._listener = None
 
     # --- the dispatcher's side ---------------------------------------------------------------------------------------
 
@@ -94,7 +106,9 @@ class BatchSession:
         return self._waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._listener is not None:
+            asyncio.get_running_loop().call_soon(self._listener)
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 

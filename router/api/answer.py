@@ -9,6 +9,7 @@ import msgspec
 
 from replica.contract.messages import TokenLogprobs
 from router.api.choice import Piece
+from router.api.plain_events import PlainEvents
 from router.api.prompts import PromptIds
 from router.api.record import Record
 from router.ports import Delta
@@ -83,6 +84,10 @@ class Renderer(Protocol):
 
     def piece(self, index: int, piece: Piece, usage: Usage) -> bytes:
         """Events of a piece: none when there is nothing to show."""
+        ...
+
+    def plain(self, index: int) -> PlainEvents | None:
+        """The same of a choice's tokens that are text as they are; None where that is not all that their events show."""
         ...
 
     def closing(self, usage: Usage) -> bytes:

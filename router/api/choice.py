@@ -7,6 +7,7 @@ import msgspec
 from replica.contract.messages import FinishReason, TokenLogprobs
 from router.ports import Delta
 from router.text.detokenizer import Detokenizer
+from router.text.json_texts import JsonTexts
 from router.text.stop import StopMatcher, StopStrings
 from router.text.tokenizer import Tokenizer
 
@@ -46,6 +47,14 @@ class Choice:
         self._matcher = StopMatcher(options.stops, include=options.include_stop) if options.stops else None
         self.completion_tokens = 0
         self.finished = False
+
+    @property
+    def texts(self) -> JsonTexts | None:
+        """Where the next token, unless it is the last, reads as it does alone, and so do those after it; None: `push` decides."""
+        options = self._options
+        if self.finished or self._matcher is not None or self._detokenizer.holds or options.nothing_wanted:
+            return None
+        return options.tokenizer.json_texts(skip_special=options.skip_special)
 
     def push(self, delta: Delta) -> Piece:
         """`delta.finish`, if any, is STOP or LENGTH. Not called again once `finished`."""

@@ -10,6 +10,7 @@ import orjson
 
 from router.api.answer import AnswerHead, Usage
 from router.api.errors import ApiError
+from router.api.plain_events import PlainEvents
 
 DONE = b"data: [DONE]\n\n"
 
@@ -57,6 +58,15 @@ class Chunks:
         if self._continuous:
             end = b"}]%b}\n\n" % self._usage(usage)
         return b"".join((self._before_text[index], orjson.dumps(text), after_text, extra, end))
+
+    def plain(self, index: int, *, shows_ids: bool) -> PlainEvents | None:
+        """What `text` makes of a token without logprobs; None where each event says something of its own."""
+        before, after = self._before_text[index], self._after_text
+        if self._continuous:
+            return None
+        if shows_ids:
+            return PlainEvents(index, before, after + b',"token_ids":[', True, b"]" + self._end)
+        return PlainEvents(index, before, after + self._end, False, b"")
 
     def raw(self, index: int, content: bytes, usage: Usage, *, outside: bytes = b"") -> bytes:
         """A chunk whose choice begins with `content`; `outside` goes beside `choices`."""

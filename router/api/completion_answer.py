@@ -10,6 +10,7 @@ from router.api.answer import AnswerHead, Usage, WholeChoice
 from router.api.choice import Piece
 from router.api.chunks import COMPLETION, Chunks, token_ids_field
 from router.api.logprobs import LegacyLogprobs, joined
+from router.api.plain_events import PlainEvents
 from router.api.prompts import PromptIds
 from router.ports import Delta
 
@@ -45,6 +46,9 @@ class CompletionAnswer:
         if piece.finish is not None:
             events += self._chunks.finish(index, piece.finish, piece.stop_reason, usage)
         return events
+
+    def plain(self, index: int) -> PlainEvents | None:
+        return None if self._head.logprobs is not None else self._chunks.plain(index, shows_ids=self._shows_ids)
 
     def closing(self, usage: Usage) -> bytes:
         return self._chunks.usage(usage) if self._head.include_usage else b""

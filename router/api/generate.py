@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,13 +14,15 @@ from router.api.body import ClientDisconnected
 from router.api.choice import ChoiceOptions
 from router.api.chunks import DONE, error_event
 from router.api.context import Context
+from router.api.delivery import Delivery
 from router.api.disconnect import WhileConnected
 from router.api.errors import ApiError, from_rejected
 from router.api.header_fields import header_fields
 from router.api.outbox import Outbox, StreamCut
 from router.api.record import Outcome, Record
+from router.api.rendering import not_rendered, rendered
 from router.api.respond import respond, respond_error, start_event_stream
-from router.api.run import Event, Run
+from router.api.run import Run
 from router.api.submission import Arrival, Caller
 from router.api.terms import class_is_in_body, read_terms
 from router.ports import Batch, Rejected, Session
@@ -81,7 +83,7 @@ class GenerateApp:
                     return
                 taken = await context.intake.parse(body)
                 del body
-                is_short = taken.is_short and "bad_words" not in taken.fields  # each of those is a text of its own
+                is_short = taken.is_short
                 job = self._endpoint.check(taken.fields)
                 record.terms = read_terms(headers, taken.fields, caller, context.classes)
                 del taken
@@ -179,7 +181,7 @@ async def _whole(run: Run, renderer: Renderer, record: Record, scope: Scope, sen
     try:
         body = renderer.whole(choices, run.usage)
     except Exception as error:
-        raise _not_rendered() from error
+        raise not_rendered() from error
     connection.settle()
     await respond(scope, send, 200, body)
     return Outcome.FINISHED
@@ -187,18 +189,17 @@ async def _whole(run: Run, renderer: Renderer, record: Record, scope: Scope, sen
 
 async def _stream(run: Run, renderer: Renderer, record: Record, scope: Scope, send: Send, connection: WhileConnected) -> Outcome:
     """Headers leave with the first Delta: until then the answer can still be an error of its own."""
-    events = run.events(await run.next())
-    first = _rendered(run, renderer, next(events))
+    deltas = await run.next()
+    first = b"".join(rendered(run, renderer, event) for event in run.events(deltas[:1]))
     await start_event_stream(scope, send)
     outbox = Outbox(send, connection.leave)
     outcome = Outcome.FINISHED
     try:
         outbox.put(first)
         try:
-            _put_all(outbox, run, renderer, events)
-            while not run.is_over:
-                outbox.flush()
-                _put_all(outbox, run, renderer, run.events(await run.next()))
+            delivery = Delivery(run, renderer, outbox)
+            delivery.put(deltas[1:])
+            await delivery.until_over()
             outbox.put(renderer.closing(run.usage) + DONE)
         except ApiError as error:
             run.close()
@@ -213,25 +214,3 @@ async def _stream(run: Run, renderer: Renderer, record: Record, scope: Scope, se
     finally:
         outbox.abandon()
     return outcome
-
-
-def _put_all(outbox: Outbox, run: Run, renderer: Renderer, events: Iterator[Event]) -> None:
-    """Tokens that came together are sent together, each as an event of its own."""
-    for event in events:
-        if data := _rendered(run, renderer, event):
-            outbox.put(data)
-
-
-def _rendered(run: Run, renderer: Renderer, event: Event) -> bytes:
-    usage = run.usage
-    try:
-        opening = renderer.opening(event.delta, usage) if event.first else b""
-        return opening + renderer.piece(event.delta.index, event.piece, usage)
-    except Exception as error:
-        raise _not_rendered() from error
-
-
-def _not_rendered() -> ApiError:
-    """For a fault of ours, which is logged."""
-    _log.exception("an answer could not be rendered")
-    return ApiError(500, "the answer could not be rendered", code="internal_error")

@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 from router.api.body import BodyBudget, read_json_body
 from router.api.json_input import parse_object
-from router.api.limits import TEXT_INLINE_BYTES_MAX
+from router.api.limits import IDS_INLINE_BYTES_MAX, TEXT_INLINE_BYTES_MAX
 
 LARGE_BODY_BYTES = 256 * 1024
 
@@ -25,8 +25,15 @@ class Taken:
 
     @property
     def is_short(self) -> bool:
-        """No text in it is long enough to hold up the loop."""
-        return self.size_bytes <= TEXT_INLINE_BYTES_MAX
+        """Nothing in it is long enough to hold up the loop."""
+        most = IDS_INLINE_BYTES_MAX if _is_ids(self.fields) else TEXT_INLINE_BYTES_MAX
+        return self.size_bytes <= most and "bad_words" not in self.fields  # each of those is a text of its own
+
+
+def _is_ids(fields: Mapping[str, Any]) -> bool:
+    """The prompt is written in token ids: there is no text to tokenize."""
+    prompt = fields.get("prompt")
+    return "messages" not in fields and isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], str)
 
 
 class Intake:

@@ -24,6 +24,7 @@ CHOICES_MAX = 128  # n × prompts of the body
 TEXT_INLINE_BYTES_MAX = (
     8 * 1024
 )  # of the body: its text is done at once on the loop, in 1 to 4 ms at most; a thread's hand-off costs 0.5 to 0.8 ms
+IDS_INLINE_BYTES_MAX = 64 * 1024  # the same of prompts in token ids, which are only hashed: 1 ms
 TEXT_JOBS_RUNNING_MAX = 2  # threads that render and encode
 TEXT_JOBS_WAITING_MAX = 256  # beyond it, 429
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Concatenate, ParamSpec
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from router.api.record import Outcome, Record
-from router.api.tally import Tally
+from router.api.tally import Series, Tally
 from router.policy.classes import Classes
 from router.ports import Backend
 
@@ -95,22 +95,19 @@ class Metrics:
         self._complained_s = float("-inf")
         labels = {"model_name": model}
 
-        def histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, help_text, tuple(labels), registry=self.registry, buckets=buckets).labels(**labels)
+        def histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Series:
+            return Tally(name, help_text, tuple(labels), buckets, self.registry).labels(model)
 
         def counter(name: str, help_text: str) -> Counter:
             return Counter(name, help_text, tuple(labels), registry=self.registry).labels(**labels)
 
         self._ttft = histogram("vllm:time_to_first_token_seconds", "Arrival at the router until the first token.", _SECONDS)
-        self.gap = Tally(
-            "vllm:inter_token_latency_seconds", "Between two deliveries of tokens to one choice.", labels, _SECONDS, self.registry
-        ).observe
+        gaps = histogram("vllm:inter_token_latency_seconds", "Between two deliveries of tokens to one choice.", _SECONDS)
+        self.gap = gaps.observe
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival until the last token of a finished request.", _SECONDS)
         around = _around([one.slo.queue_time_s for one in classes])
         self._queue = histogram("vllm:request_queue_time_seconds", "Arrival until the first step that scheduled it.", around)
-        by_class = Histogram(
-            "rantang:queue_time_seconds", "The same, by class.", (*labels, "request_class"), registry=self.registry, buckets=around
-        )
+        by_class = Tally("rantang:queue_time_seconds", "The same, by class.", (*labels, "request_class"), around, self.registry)
         kept = Counter(
             "rantang:slo", "First tokens by what was promised.", (*labels, "request_class", "of", "kept"), registry=self.registry
         )
@@ -203,7 +200,7 @@ class _OfClass:
 
     __slots__ = ("queue", "queue_time", "ttft")
 
-    def __init__(self, queue: Histogram, kept: Counter, labels: tuple[str, str]) -> None:
+    def __init__(self, queue: Tally, kept: Counter, labels: tuple[str, str]) -> None:
         self.queue = queue.labels(*labels)
         self.queue_time = {yes: kept.labels(*labels, "queue_time", str(yes).lower()) for yes in (False, True)}
         self.ttft = {yes: kept.labels(*labels, "ttft", str(yes).lower()) for yes in (False, True)}

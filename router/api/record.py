@@ -48,6 +48,12 @@ class Record:
             return None
         if self.first_token_s is None:
             self.first_token_s = now_s
-        previous = self.last_s.get(delta.index)
+        if delta.index in self.last_s:
+            return self.saw_tokens(delta.index, now_s)
         self.last_s[delta.index] = now_s
-        return None if previous is None else now_s - previous
+        return None
+
+    def saw_tokens(self, index: int, now_s: float) -> float:
+        """More tokens of a choice, and nothing else; the seconds since the ones before."""
+        previous_s, self.last_s[index] = self.last_s[index], now_s
+        return now_s - previous_s

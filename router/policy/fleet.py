@@ -253,9 +253,10 @@ class Fleet:
             if not fits(view, request):
                 continue
             hit = Hit(match.blocks(view.incarnation), shared, uses) if shared else _NO_HIT
-            expected = forecast(view, request, hit, output_tokens=output_tokens, now=now)
+            ahead = outlook(view, output_tokens, now)
+            expected = forecast(view, request, hit, ahead)
             slo_s = view.limits.step_slo_s
-            known.expect(output_tokens, now)
+            known.health.expect(ahead.step_s)
             ttfts = known.calibrations.ttft(expected.new_tokens)
             candidate = Candidate(
                 view.incarnation,

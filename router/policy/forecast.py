@@ -84,7 +84,7 @@ class Outlook(msgspec.Struct, frozen=True, gc=False):
 
 
 def outlook(view: ReplicaView, output_tokens: float, now: float) -> Outlook:
-    """As of now: nothing is scheduled before the step that runs has ended."""
+    """As of now: nothing is scheduled before the step that runs has ended. `output_tokens` is what a request generates on average."""
     state = _kept(view, output_tokens, now)
     if state.began_s is None:
         return state
@@ -176,9 +176,8 @@ def fits(view: ReplicaView, request: RequestView) -> bool:
     return needed <= limits.max_model_len and needed <= limits.num_blocks * limits.block_size
 
 
-def forecast(view: ReplicaView, request: RequestView, hit: Hit, *, output_tokens: float, now: float) -> Forecast:
-    """`output_tokens` is what a request generates on average."""
-    ahead = outlook(view, output_tokens, now)
+def forecast(view: ReplicaView, request: RequestView, hit: Hit, ahead: Outlook) -> Forecast:
+    """`ahead` is the replica's, of now."""
     limits, load = view.limits, view.load
     k = load.step_time
     block_size, seats = limits.block_size, limits.max_num_seqs

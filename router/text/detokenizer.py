@@ -16,27 +16,27 @@ class Detokenizer:
     Bytes of an unfinished character are held until it is complete or cannot become one (then it reads as U+FFFD).
     """
 
-    __slots__ = ("_decoder", "_holds", "_table")
+    __slots__ = ("_decoder", "_table", "holds")
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
         self._table = tokenizer.table(skip_special=skip_special)
         self._decoder = _Utf8("replace")
-        self._holds = False  # the decoder has an unfinished character
+        self.holds = False  # an unfinished character: until then, a token reads as it does alone
 
     def push(self, ids: Sequence[int]) -> str:
         """Text that the next ids complete."""
         table = self._table
         data = table[ids[0]] if len(ids) == 1 else b"".join([table[i] for i in ids])
-        if not self._holds:
+        if not self.holds:
             try:
                 return data.decode()  # mostly whole characters: several times as fast
             except UnicodeDecodeError:
                 pass
         text = self._decoder.decode(data)
-        self._holds = bool(self._decoder.getstate()[0])
+        self.holds = bool(self._decoder.getstate()[0])
         return text
 
     def flush(self) -> str:
         """What was held at the end of the text: one U+FFFD, or nothing."""
-        self._holds = False
+        self.holds = False
         return self._decoder.decode(b"", final=True)

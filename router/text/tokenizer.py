@@ -1,6 +1,6 @@
 """Text to token ids and token ids to bytes.
 
-Immutable after construction and free of per-call state, so any number of threads may use one Tokenizer. Two encoders
+Free of per-call state, so any number of threads may use one Tokenizer. Two encoders
 share the vocabulary: one reads special tokens in the text, the other treats them as characters.
 
 Text is a pure function of the token list: each id stands for a fixed run of bytes, a text is their concatenation read
@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tokenizers
+
+from router.text.json_texts import JsonTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Tokenizer:
     """`special` parses special tokens and adds what the model wants around a text; `plain` does neither."""
 
     __slots__ = (
+        "_json_texts",
         "_longest_token_bytes",
         "_plain",
         "_shown",
@@ -55,6 +58,7 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self._longest_token_bytes = max(map(len, vocabulary.token_bytes))
         self._shown = tuple(b"" if i in vocabulary.special_ids else token for i, token in enumerate(vocabulary.token_bytes))
+        self._json_texts = {True: JsonTexts(self._shown), False: JsonTexts(vocabulary.token_bytes)}
         contents = sorted((vocabulary.token_bytes[i].decode() for i in vocabulary.special_ids), key=lambda text: (-len(text), text))
         # Matches the text of any special token, the longest first.
         self.special_pattern = re.compile("|".join(re.escape(text) for text in contents) or r"(?!)")
@@ -108,6 +112,10 @@ class Tokenizer:
     def table(self, *, skip_special: bool) -> tuple[bytes, ...]:
         """Bytes of each id as they appear in a text."""
         return self._shown if skip_special else self.vocabulary.token_bytes
+
+    def json_texts(self, *, skip_special: bool) -> JsonTexts:
+        """The same as JSON strings."""
+        return self._json_texts[skip_special]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text that `ids` stand for, from its beginning. Ids must be below vocab_size."""

@@ -103,6 +103,9 @@ class FakeSession:
         self.stopped: list[int] = []
         self.closed = False
         self.delivered_tokens = 0
+        self._heard: list[Delta] = []
+        self._failed: Exception | None = None
+        self._listening: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> int:
@@ -126,6 +129,25 @@ class FakeSession:
             deltas.append(self._next())
         return deltas
 
+    def listen(self, call: Callable[[], None]) -> None:
+        self._listening = asyncio.create_task(self._tell(call))
+
+    async def _tell(self, call: Callable[[], None]) -> None:
+        """What iterating gives, one after the other."""
+        while self._failed is None and not self.closed:
+            try:
+                self._heard += await self.__anext__()
+            except Exception as error:
+                self._failed = error
+            call()
+            await asyncio.sleep(0)  # whoever was told may close it
+
+    def take(self) -> list[Delta]:
+        if not self._heard and self._failed is not None:
+            raise self._failed
+        heard, self._heard = self._heard, []
+        return heard
+
     def _next(self) -> Delta:
         index = self._turn.pop(0)
         delta = next(self._plans[index][1])
@@ -141,6 +163,8 @@ class FakeSession:
 
     def close(self) -> None:
         self.closed = True
+        if self._listening is not None:
+            self._listening.cancel()
 
 
 def deltas_of(index: int, request: GenerateRequest, script: Script) -> Iterable[Delta]:

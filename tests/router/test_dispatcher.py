@@ -1,7 +1,7 @@
 """The shell on a real event loop, with fake links."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -283,3 +283,52 @@ async def test_the_queue_of_a_caller_that_reads_nothing_is_bounded() -> None:
     for _ in range(DELTAS_MAX):
         assert session.put(Delta(0, (1,)))
     assert not session.put(Delta(0, (1,)))
+
+
+async def test_who_listens_is_told_once_a_turn(bench: Bench) -> None:
+    bench.join("r0")
+    (link,) = bench.links
+    task = await bench.open()
+    (sent,) = link.submitted
+    bench.frame(link, TokenDelta(sent.attempt, (1,), cached_tokens=0, waited_s=0.0))
+    session = await task
+    heard: list[list[tuple[int, ...]]] = []
+    session.listen(lambda: heard.append([delta.token_ids for delta in session.take()]))
+    await asyncio.sleep(0)
+    assert heard == [[(1,)]], "what had come before"
+    bench.frame(link, TokenDelta(sent.attempt, (2,)))
+    bench.frame(link, TokenDelta(sent.attempt, (3,)))
+    assert len(heard) == 1, "not within the frame: others may be in it"
+    await asyncio.sleep(0)
+    assert heard[1:] == [[(2,), (3,)]]
+    session.close()
+    assert link.cancelled == [sent.attempt]
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (lambda session: session.reject(Rejected(503, "stopping", "this router is stopping")), Rejected),
+        (lambda session: session.ended(), StopAsyncIteration),
+        (lambda session: session.close(), StopAsyncIteration),  # the dispatcher's, of one that reads nothing
+    ],
+    ids=["rejected", "ended", "closed"],
+)
+@pytest.mark.parametrize("before", [True, False])
+async def test_who_listens_hears_of_the_end(end: Callable[[BatchSession], None], error: type[Exception], before: bool) -> None:
+    session = BatchSession(stop=lambda index: None, close=lambda: None)
+    raised: list[type[BaseException]] = []
+
+    def take() -> None:
+        try:
+            session.take()
+        except Exception as why:
+            raised.append(type(why))
+
+    if before:
+        end(session)
+    session.listen(take)
+    if not before:
+        end(session)
+    await asyncio.sleep(0)
+    assert raised == [error]

@@ -133,7 +133,7 @@ async def test_broken_metrics_do_not_matter(client: httpx.AsyncClient, backend: 
     def broken(*args: object) -> None:
         raise RuntimeError("metrics are down")
 
-    monkeypatch.setattr("prometheus_client.Histogram.observe", broken)
+    monkeypatch.setattr("router.api.tally.Series.observe", broken)
     monkeypatch.setattr("prometheus_client.Counter.inc", broken)
     backend.script = lambda request: repeat(28120, 5)
     assert (await post(client, CHAT)).status_code == 200

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from router.api import endpoints
-from router.api.limits import TEXT_INLINE_BYTES_MAX
+from router.api.limits import IDS_INLINE_BYTES_MAX, TEXT_INLINE_BYTES_MAX
 from router.api.text_pool import TextPool
 from router.ports import Rejected
 from tests.router.fake_backend import FakeBackend
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODY = {"model": "smollm2", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -65,3 +67,26 @@ async def test_short_texts_need_no_thread_and_long_ones_do(client: httpx.AsyncCl
     for body in (BODY, long, many):
         assert (await client.post(CHAT, json=body)).status_code == 200
     assert handed == [False, True, True]
+
+
+async def test_ids_need_no_thread_unless_they_are_very_many(
+    client: httpx.AsyncClient, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are hashed only; a text beside them is none of the prompt's."""
+    handed: list[bool] = []
+    run = TextPool.run
+
+    async def watched(self: TextPool, job: Any, *, is_short: bool = False) -> Any:
+        handed.append(not is_short)
+        return await run(self, job, is_short=is_short)
+
+    monkeypatch.setattr(TextPool, "run", watched)
+    assert backend.pool.limits is not None
+    backend.pool = replace(backend.pool, limits=structs.replace(backend.pool.limits, max_model_len=2**20))
+    ids, text = [28120] * 4000, "x " * TEXT_INLINE_BYTES_MAX
+    prompts: list[Any] = [ids, [ids, ids[1:]], ids * (IDS_INLINE_BYTES_MAX // 20_000), text, ["x", text]]
+    for prompt in prompts:
+        assert (await client.post(COMPLETIONS, json={"model": "smollm2", "prompt": prompt})).status_code == 200
+    chat = {**BODY, "prompt": ids, "messages": [{"role": "user", "content": text}]}
+    assert (await client.post(CHAT, json=chat)).status_code == 200
+    assert handed == [False, False, True, True, True, True]

@@ -12,10 +12,12 @@ import pytest
 from replica.contract.messages import FinishReason
 from router.api import limits, outbox
 from router.api.chat_answer import ChatAnswer
+from router.api.plain_events import PlainEvents
 from router.app import build_app
 from router.config import RouterConfig
 from router.ports import Rejected
 from router.text.detokenizer import Detokenizer
+from router.text.json_texts import JsonTexts
 from tests.router.api.wire import CHAT, COMPLETIONS, HI, RawCall, choices_of, error_of, events_of, post, stream, until
 from tests.router.fake_backend import EOS, FakeBackend, Script, repeat
 from tests.router.smollm2 import smollm2
@@ -94,18 +96,26 @@ async def test_a_session_that_ends_early_is_an_error(client: httpx.AsyncClient, 
     assert "error" in events_of(response.text)[-1]
 
 
+@pytest.mark.parametrize("plain", [True, False])
 async def test_a_fault_in_turning_tokens_into_text(
-    client: httpx.AsyncClient, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, plain: bool
 ) -> None:
     """It ends that request alone: others of the time finish as usual."""
     original = Detokenizer.push
+    plain_events = PlainEvents.of
 
     def faulty(self: Detokenizer, ids: Any) -> str:
         if 666 in ids:
             raise RuntimeError("a bug")
         return original(self, ids)
 
+    def faulty_events(self: PlainEvents, deltas: Any, start: int, texts: JsonTexts) -> list[bytes]:
+        if any(666 in delta.token_ids for delta in deltas):
+            raise RuntimeError("a bug")
+        return plain_events(self, deltas, start, texts)
+
     monkeypatch.setattr(Detokenizer, "push", faulty)
+    monkeypatch.setattr(PlainEvents, "of", faulty_events if plain else lambda *_: [])
     backend.script = lambda request: Script(tokens=(28120, 666 if request.sampling.max_tokens == 7 else 28120, EOS))
     bad, *good = await asyncio.gather(stream(client, CHAT, max_tokens=7), *(stream(client, CHAT, max_tokens=8) for _ in range(4)))
     assert "error" in bad[-1]

@@ -105,6 +105,7 @@ class RawCall:
 
     body: bytes
     path: str = CHAT
+    method: str = "POST"
     chunks: list[bytes] | None = None  # the body in these pieces
     headers: list[tuple[bytes, bytes]] = field(default_factory=lambda: [(b"content-type", b"application/json")])
     sent: list[Message] = field(default_factory=list)
@@ -119,7 +120,7 @@ class RawCall:
     async def run(self, app: ASGIApp) -> None:
         scope = {
             "type": "http",
-            "method": "POST",
+            "method": self.method,
             "path": self.path,
             "raw_path": self.path.encode(),
             "query_string": b"",

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from replica.contract.messages import LoadReport, StepTimeCoefficients
-from router.policy.forecast import Forecast, Hit, fits, forecast
+from router.policy.forecast import Forecast, Hit, fits, forecast, outlook
 from router.policy.incarnation import Incarnation
 from router.policy.load import Lease, ReplicaView
 from router.policy.request_view import RequestView
@@ -29,7 +29,7 @@ def expect(
     in_order: bool = False,
 ) -> Forecast:
     request = RequestView(tokens, (), 10, choices=choices, in_order=in_order)
-    return forecast(one, request, hit, output_tokens=output, now=now)
+    return forecast(one, request, hit, outlook(one, output, now))
 
 
 def test_an_idle_replica_starts_at_once_and_prefills_in_chunks() -> None:
@@ -87,7 +87,7 @@ def test_choices_count_and_so_do_other_prompts_of_the_batch() -> None:
     alone = RequestView(100, (), 10)
     twins = msgspec.structs.replace(alone, choices=8)
     others = msgspec.structs.replace(alone, choices=8, prompts=8, other_tokens=700)
-    service = [forecast(view(), one, Hit(), output_tokens=100, now=0.0).service_s for one in (alone, twins, others)]
+    service = [forecast(view(), one, Hit(), outlook(view(), 100, 0.0)).service_s for one in (alone, twins, others)]
     assert service[0] < service[1] < service[2]
     assert service[2] == pytest.approx(8 * service[0])
 
