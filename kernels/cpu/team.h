@@ -1,7 +1,7 @@
 // A fixed team of threads that walks through a step's phases together: tasks are taken from a counter, then all wait for one another.
 // Who takes a task never changes what is computed. Who waits spins, then sleeps: a core that others need is given up. A team that keeps to its
-// cores spins for a millisecond, because a thread that somebody else's wakes has pushed aside is back sooner than a sleeper: a router, its proxy
-// and Ray wake for some 100 us several hundred times a second.
+// cores spins for two milliseconds: whoever pushes a thread aside, a router, its proxy or Ray, wants its core for some 100 us, several hundred
+// times a second, and the thread is back sooner than one that has to be woken.
 // A team as large as the set of cores that its maker may use keeps to them while it runs, each thread to one: Linux, left to itself, puts
 // two of low priority on one core when somebody else wakes on the other, and lets that one stand idle afterwards. Where somebody else keeps
 // a core for long, it is Linux who finds the way round: the runs that follow four in which the caller had less than half of its time are free.

@@ -147,7 +147,7 @@ def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_our_sources_compile_wherever_they_can() -> None:
     """The other tests of the step skip where there is no library: that must never be because the sources are broken."""
     if shutil.which("g++") is None:
-        pytest.skip("there is no g++ on PATH: the step is compiled where it is first needed")
+        pytest.skip("there is no g++ on PATH: nothing can compile the C++ step")
     try:
         usable = usable_isas(granted(cpu_flags()))
     except CannotBuild as error:

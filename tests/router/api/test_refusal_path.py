@@ -53,15 +53,21 @@ async def test_load_is_shed_before_the_body_is_looked_at(client: httpx.AsyncClie
     assert (await client.post(CHAT, json=wrong)).status_code == 400
 
 
-async def test_short_texts_need_no_thread_and_long_ones_do(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    handed: list[bool] = []
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each request that came so far: whether its text work was handed to a thread."""
+    seen: list[bool] = []
     run = TextPool.run
 
     async def watched(self: TextPool, job: Any, *, is_short: bool = False) -> Any:
-        handed.append(not is_short)
+        seen.append(not is_short)
         return await run(self, job, is_short=is_short)
 
     monkeypatch.setattr(TextPool, "run", watched)
+    return seen
+
+
+async def test_short_texts_need_no_thread_and_long_ones_do(client: httpx.AsyncClient, handed: list[bool]) -> None:
     long = {**BODY, "messages": [{"role": "user", "content": "x" * TEXT_INLINE_BYTES_MAX}]}
     many = {**BODY, "bad_words": [f"w{i}" for i in range(256)]}
     for body in (BODY, long, many):
@@ -69,18 +75,8 @@ async def test_short_texts_need_no_thread_and_long_ones_do(client: httpx.AsyncCl
     assert handed == [False, True, True]
 
 
-async def test_ids_need_no_thread_unless_they_are_very_many(
-    client: httpx.AsyncClient, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ids_need_no_thread_unless_they_are_very_many(client: httpx.AsyncClient, backend: FakeBackend, handed: list[bool]) -> None:
     """They are hashed only; a text beside them is none of the prompt's."""
-    handed: list[bool] = []
-    run = TextPool.run
-
-    async def watched(self: TextPool, job: Any, *, is_short: bool = False) -> Any:
-        handed.append(not is_short)
-        return await run(self, job, is_short=is_short)
-
-    monkeypatch.setattr(TextPool, "run", watched)
     assert backend.pool.limits is not None
     backend.pool = replace(backend.pool, limits=structs.replace(backend.pool.limits, max_model_len=2**20))
     ids, text = [28120] * 4000, "x " * TEXT_INLINE_BYTES_MAX
